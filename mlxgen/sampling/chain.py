@@ -1,0 +1,196 @@
+"""The sampler chain: the one place where logits become the distribution that is drawn from.
+
+Plain decoding, the target's verification and the draft all call `SamplerChain.scores`. Its result
+is the source of both the draw (`draw`: the argmax of scores plus Gumbel noise, which is an exact
+draw from softmax(scores)) and of the reported distribution (`log_probabilities`), so the two
+cannot drift apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import mlx.core as mx
+import numpy as np
+
+from mlxgen.config import SamplingConfig
+from mlxgen.errors import OptionError
+from mlxgen.sampling import filters, penalties
+from mlxgen.sampling.history import History
+
+_NO_PROPOSALS = np.zeros(0, dtype=np.int32)
+
+
+class SamplerChain:
+    """Bias, penalties and filters of one configuration, for rows of `width` logits.
+
+    protected: ids that XTC never removes (newlines and end-of-sequence tokens).
+    breakers: ids that end a DRY match. Raises `OptionError` for a bias id of at least `width`.
+    """
+
+    def __init__(
+        self,
+        config: SamplingConfig,
+        width: int,
+        *,
+        protected: Iterable[int] = (),
+        breakers: Iterable[int] = (),
+    ) -> None:
+        self.config = config
+        self.width = width
+        self._protected = mx.array(sorted(i for i in protected if i < width), dtype=mx.int32)
+        self._breaker_ids = frozenset(breakers)
+        self._breakers = mx.array(sorted(self._breaker_ids), dtype=mx.int32)
+        self._bias = self._dense_bias()
+        self._filters = [name for name in config.order if name in config.active_filters]
+
+    def _dense_bias(self) -> mx.array | None:
+        if not self.config.logit_bias:
+            return None
+        bias = np.zeros(self.width, dtype=np.float32)
+        for token, value in self.config.logit_bias:
+            if token >= self.width:
+                raise OptionError(
+                    f"--logit-bias {token}:{value:g}: the vocabulary has ids 0 to {self.width - 1}"
+                )
+            bias[token] = value
+        return mx.array(bias)
+
+    def new_history(self, tokens: Iterable[int]) -> History:
+        """A history of these tokens that keeps what this chain's penalties need."""
+        return History(tokens, track_matches=self.config.uses_dry, breakers=self._breaker_ids)
+
+    @property
+    def tosses_coins(self) -> bool:
+        """Whether `scores` needs coins, one for each row."""
+        return "xtc" in self._filters
+
+    def adjusted_logits(
+        self, logits: mx.array, history: History, proposals: mx.array | None = None
+    ) -> mx.array:
+        """Logits after bias and penalties: `[rows, width] -> [rows, width] float32`.
+
+        The last row is conditioned on the history and all proposals, the row before it on one
+        proposal less, and so on. The argmax of this is the greedy choice.
+        """
+        config = self.config
+        adjusted = logits.astype(mx.float32)
+        rows, width = adjusted.shape
+        block = mx.array(_NO_PROPOSALS) if proposals is None else proposals.astype(mx.int32)
+        if self._bias is not None:
+            adjusted = adjusted + self._bias
+        counts = None
+        if config.counts_tokens:
+            counts = penalties.token_counts(history, block, rows, width, config.repeat_last_n)
+            if config.repetition_penalty != 1:
+                adjusted = penalties.repetition(adjusted, counts, config.repetition_penalty)
+        if config.uses_dry:
+            adjusted = penalties.dry(
+                adjusted,
+                history,
+                block,
+                multiplier=config.dry_multiplier,
+                base=config.dry_base,
+                allowed_length=config.dry_allowed_length,
+                last_n=config.dry_penalty_last_n,
+                breakers=self._breakers,
+            )
+        if counts is not None and (config.frequency_penalty or config.presence_penalty):
+            adjusted = penalties.frequency_and_presence(
+                adjusted, counts, config.frequency_penalty, config.presence_penalty
+            )
+        return adjusted
+
+    def scores(
+        self,
+        logits: mx.array,
+        history: History,
+        proposals: mx.array | None = None,
+        coins: mx.array | None = None,
+    ) -> mx.array:
+        """Scores whose softmax is the effective distribution: `[rows, width] float32`.
+
+        coins: `[rows] float32` uniforms, needed when `tosses_coins`; a row's XTC is on when its
+        uniform is below the probability. Not for greedy sampling, which has no distribution.
+        """
+        config = self.config
+        row = self.adjusted_logits(logits, history, proposals)
+        for name in self._filters:
+            if name == "temperature":
+                row = filters.temperature(row, config.temperature)
+            elif name == "top_k":
+                row = filters.top_k(row, config.top_k)
+            elif name == "top_p":
+                row = filters.top_p(row, config.top_p)
+            elif name == "min_p":
+                row = filters.min_p(row, config.min_p)
+            elif name == "typical_p":
+                row = filters.typical_p(row, config.typical_p)
+            elif name == "top_n_sigma":
+                row = filters.top_n_sigma(row, config.top_n_sigma)
+            elif coins is not None:
+                tossed = coins < config.xtc_probability
+                row = filters.xtc(row, tossed, config.xtc_threshold, self._protected)
+            else:
+                raise ValueError("XTC is on: scores() needs one coin for each row")
+        return row
+
+
+def draw(scores: mx.array, noise: mx.array) -> mx.array:
+    """An exact draw from softmax(scores) for each row: `[rows, V], [rows, V] -> [rows] int32`.
+
+    The Gumbel-max trick: with independent standard Gumbel noise the argmax has that law.
+    """
+    return mx.argmax(scores + noise, axis=-1).astype(mx.int32)
+
+
+def rows_are_usable(logits: mx.array, scores: mx.array) -> mx.array:
+    """Scalar bool: every row has finite logits at its top and a token left to draw.
+
+    The raw logits are looked at too, since a filter can mask a NaN that it met.
+    """
+    tops = mx.concatenate([mx.max(logits, axis=-1).astype(mx.float32), mx.max(scores, axis=-1)])
+    return mx.all(mx.isfinite(tops))
+
+
+def log_probabilities(scores: mx.array) -> mx.array:
+    """`[rows, V] float32 -> [rows, V] float32`: the log of the distribution that is drawn from."""
+    return scores - mx.logsumexp(scores, axis=-1, keepdims=True)
+
+
+def effective_token_distribution(
+    logits: mx.array,
+    chain: SamplerChain,
+    history: History,
+    proposals: mx.array | None = None,
+    coins: mx.array | None = None,
+) -> mx.array:
+    """The distribution that a token after `history` is drawn from. Consumes no randomness.
+
+    logits: `[rows, V]`; the result is `[rows, V] float32`, rows sum to 1, one-hot when the
+    configuration is greedy. Rows and coins as in `SamplerChain.scores`.
+    """
+    if chain.config.is_greedy:
+        choice = mx.argmax(chain.adjusted_logits(logits, history, proposals), axis=-1)
+        return (mx.arange(chain.width)[None, :] == choice[:, None]).astype(mx.float32)
+    return mx.softmax(chain.scores(logits, history, proposals, coins), axis=-1)
+
+
+def sample_token_with_distribution(
+    logits: mx.array,
+    chain: SamplerChain,
+    history: History,
+    noise: mx.array,
+    proposals: mx.array | None = None,
+    coins: mx.array | None = None,
+) -> tuple[mx.array, mx.array]:
+    """A token for each row and the distribution it was drawn from, from one pre-step.
+
+    logits, noise: `[rows, V] float32`, noise standard Gumbel (`mlxgen.sampling.randomness`).
+    Returns ids `[rows] int32` and rows `[rows, V] float32` that sum to 1.
+    """
+    if chain.config.is_greedy:
+        row = effective_token_distribution(logits, chain, history, proposals)
+        return mx.argmax(row, axis=-1).astype(mx.int32), row
+    scores = chain.scores(logits, history, proposals, coins)
+    return draw(scores, noise), mx.softmax(scores, axis=-1)

@@ -1,0 +1,86 @@
+"""Keys and noise: one seed, one stream of keys for each purpose, no global state.
+
+An MLX key is a pair of uint32, so the key of a position is built directly. A stream's first word
+and a base for its second come from hashing the seed with the stream's name; the position is added
+to the second. Two rules decide what is keyed by what (docs/speculative-acceptance.md says why):
+
+* plain decoding and the match rules key the target's draws and coins by *absolute position* in
+  the sequence, prompt included, so the text does not depend on the draft;
+* every other draw is keyed by *(position where the round starts, offset in the round)*. A rule may
+  reject a position after looking at its draw; meeting the same draw again at the same position
+  in the next round would bias the text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from enum import Enum
+
+import mlx.core as mx
+import numpy as np
+
+_WORD = 2**32
+_SMALLEST_UNIFORM = 2.0**-33
+_LARGEST_UNIFORM = 1 - 2.0**-24
+
+
+class Stream(str, Enum):
+    """The purposes that draw random numbers, each with keys of its own."""
+
+    TARGET = "target draw"
+    TARGET_COIN = "target xtc coin"
+    DRAFT = "draft draw"
+    DRAFT_COIN = "draft xtc coin"
+    ACCEPT = "accept uniform"
+    RESIDUAL = "residual or bonus draw"
+
+
+class Randomness:
+    """The keys of one run.
+
+    `seed` is any integer in 0 .. 2^64-1. Keys are `[n, 2] uint32`.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._words: dict[str, tuple[int, int]] = {}
+
+    def _stream_words(self, name: str) -> tuple[int, int]:
+        words = self._words.get(name)
+        if words is None:
+            digest = hashlib.sha256(f"{self.seed}/{name}".encode()).digest()
+            words = (int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little"))
+            self._words[name] = words
+        return words
+
+    def position_keys(self, stream: Stream, first: int, count: int) -> mx.array:
+        """Keys `[count, 2]` of the absolute positions `first .. first + count - 1`."""
+        word, base = self._stream_words(stream.value)
+        keys = np.empty((count, 2), dtype=np.uint32)
+        keys[:, 0] = word
+        keys[:, 1] = (np.arange(first, first + count, dtype=np.uint64) + base) % _WORD
+        return mx.array(keys)
+
+    def round_keys(self, stream: Stream, round_start: int, offsets: range) -> mx.array:
+        """Keys `[len(offsets), 2]` of the given offsets in the round that starts there."""
+        keys = np.empty((len(offsets), 2), dtype=np.uint32)
+        for row, offset in enumerate(offsets):
+            word, base = self._stream_words(f"{stream.value}/{offset}")
+            keys[row] = word, (base + round_start) % _WORD
+        return mx.array(keys)
+
+
+def uniform(keys: mx.array) -> mx.array:
+    """One number in [0, 1) for each key: `[n, 2] uint32 -> [n] float32`."""
+    return mx.vmap(lambda key: mx.random.uniform(key=key))(keys)
+
+
+def gumbel(keys: mx.array, width: int) -> mx.array:
+    """Standard Gumbel noise for each key: `[n, 2] uint32 -> [n, width] float32`, all finite.
+
+    The noise of a row depends on its width. Built as -log(-log(1 - u)): u is fine-grained near 0
+    and coarse near 1, and it is the large noise values that decide about unlikely tokens. The
+    bounds keep the noise finite, so that a token of probability 0 never ties with others at -inf.
+    """
+    u = mx.vmap(lambda key: mx.random.uniform(shape=(width,), key=key))(keys)
+    return -mx.log(-mx.log1p(-mx.clip(u, _SMALLEST_UNIFORM, _LARGEST_UNIFORM)))

@@ -1,0 +1,51 @@
+"""Target tokens keyed by absolute position: the draw of plain decoding and of the match rules.
+
+Both call this one function, which is why the match rules emit the ids of plain decoding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from mlxgen.sampling.chain import SamplerChain, draw, rows_are_usable
+from mlxgen.sampling.history import History
+from mlxgen.sampling.randomness import Randomness, Stream, gumbel, uniform
+
+
+@dataclass(frozen=True)
+class TargetDraw:
+    """ids: `[rows] int32`; scores: `[rows, width] float32`, under greedy sampling the adjusted
+    logits; usable: scalar bool. All on the device."""
+
+    ids: mx.array
+    scores: mx.array
+    usable: mx.array
+
+
+def draw_by_position(
+    chain: SamplerChain,
+    randomness: Randomness,
+    logits: mx.array,
+    history: History,
+    proposals: mx.array | None,
+    first_position: int,
+) -> TargetDraw:
+    """Draw the tokens at positions `first_position ..`, one for each row of `logits: [rows, V]`.
+
+    Rows, history and proposals as in `SamplerChain.scores`. Greedy sampling draws no random
+    number and builds no distribution.
+    """
+    rows = logits.shape[0]
+    if chain.config.is_greedy:
+        scores = chain.adjusted_logits(logits, history, proposals)
+        ids = mx.argmax(scores, axis=-1).astype(mx.int32)
+    else:
+        coins = None
+        if chain.tosses_coins:
+            coins = uniform(randomness.position_keys(Stream.TARGET_COIN, first_position, rows))
+        scores = chain.scores(logits, history, proposals, coins)
+        keys = randomness.position_keys(Stream.TARGET, first_position, rows)
+        ids = draw(scores, gumbel(keys, chain.width))
+    return TargetDraw(ids=ids, scores=scores, usable=rows_are_usable(logits, scores))
