@@ -1,0 +1,1 @@
+"""Key/value caches that are rewound by length, and a model together with its own."""

@@ -1,0 +1,1 @@
+"""What plain and speculative decoding share, and plain decoding itself."""

@@ -1,0 +1,1 @@
+"""Speculative decoding: rules, selection, verification, loop, statistics, closed forms."""
