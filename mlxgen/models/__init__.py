@@ -1,0 +1,1 @@
+"""Finding, checking and loading models: the default pair, local directories, the Hub."""
