@@ -250,6 +250,9 @@ class GenerationConfig:
     max_tokens: int = 256
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    extra_eos_ids: tuple[int, ...] = ()
+    dry_sequence_breakers: tuple[str, ...] = ()
+    """Texts that end a DRY match; every token whose text holds one counts."""
     seed: int = 0
     logprobs: int = 0
     """Report the log-probability of each token and of this many alternatives; 0 is off."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import mlx.core as mx
 import numpy as np
@@ -46,7 +46,7 @@ class PlainGenerator:
         self._history = self._chain.new_history(prompt)
         self._target.prefill(as_ids(prompt)[:-1])
 
-    def tokens(self, max_tokens: int) -> Iterator[Token]:
+    def tokens(self, max_tokens: int) -> Generator[Token, None, None]:
         """Emit up to max_tokens tokens. Raises `NonFiniteError` where no token can be drawn."""
         self.finish_reason = FinishReason.LENGTH
         if max_tokens <= 0:

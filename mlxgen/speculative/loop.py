@@ -11,7 +11,7 @@ last proposal.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -80,12 +80,8 @@ class SpeculativeGenerator:
         self._drafter = drafter
         self._chain = chain
         self._randomness = randomness
-        self._verifier = Verifier(
-            rule,
-            chain,
-            randomness,
-            diagnostics=diagnostics and drafter.reports_distribution,
-        )
+        diagnostics = diagnostics and drafter.reports_distribution
+        self._verifier = Verifier(rule, chain, randomness, diagnostics=diagnostics)
         self._num_draft_tokens = num_draft_tokens
         self._eos_ids = eos_ids
         self._logprobs = logprobs
@@ -108,7 +104,7 @@ class SpeculativeGenerator:
             str(self.statistics.rule.is_lossless).lower(),
         )
 
-    def tokens(self, max_tokens: int) -> Iterator[Token]:
+    def tokens(self, max_tokens: int) -> Generator[Token, None, None]:
         """Emit up to max_tokens tokens. Raises `NonFiniteError` where no token can be drawn.
 
         Closing the iterator, or an exception, leaves both caches at the last token taken.

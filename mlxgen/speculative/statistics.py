@@ -75,6 +75,11 @@ class SpeculativeAcceptanceStats:
         return _ratio(self.accepted, self.rounds)
 
     @property
+    def has_closed_forms(self) -> bool:
+        """Whether there is a position with closed forms to report."""
+        return self.diagnostics and self.positions_tested > 0
+
+    @property
     def closed_form_sum_min(self) -> float:
         """Mean of sum min(p, q) over the tested positions."""
         return _ratio(self.sum_min, self.positions_tested)

@@ -1,0 +1,1 @@
+"""The command line: options, environment, streams, exit codes."""

@@ -1,0 +1,494 @@
+"""The Typer application: every option with its help text. docs/cli.md is generated from here."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from mlxgen import __version__
+from mlxgen.cli.generate import run_generate
+from mlxgen.cli.options import GenerateOptions
+from mlxgen.cli.outcome import PROGRAM, run
+
+app = typer.Typer(
+    name=PROGRAM,
+    help="Generate text with MLX models, with speculative decoding that is lossless and shows it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_MODEL, _PROMPT, _LENGTH = "Model", "Prompt", "Length and stopping"
+_SAMPLING, _SPECULATION, _OUTPUT, _MEMORY = "Sampling", "Speculation", "Output", "Memory"
+
+
+def main() -> int:
+    """The console script: parse, run, and map what happened to an exit code."""
+    arguments = sys.argv[1:]
+    return run(lambda: app(arguments, standalone_mode=False), verbose="--verbose" in arguments)
+
+
+@app.callback()
+def callback(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Generate text with MLX models, with speculative decoding that is lossless and shows it."""
+    if version:
+        print(f"{PROGRAM} {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def generate(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "-m",
+            "--model",
+            metavar="DIR|HUB_ID",
+            help="Target model: a directory, or a hub id (owner/name). Default: the default pair.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    revision: Annotated[
+        str | None,
+        typer.Option(metavar="REV", help="Revision of the hub id.", rich_help_panel=_MODEL),
+    ] = None,
+    adapter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR", help="LoRA adapter, for the target only.", rich_help_panel=_MODEL
+        ),
+    ] = None,
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-remote-code",
+            help="Run code that a model directory brings along.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = False,
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            "-p",
+            "--prompt",
+            metavar="TEXT",
+            help="The prompt; - reads standard input, as does a pipe without -p. One that starts "
+            "with a dash: --prompt=-5.",
+            rich_help_panel=_PROMPT,
+        ),
+    ] = None,
+    file: Annotated[
+        str | None,
+        typer.Option(
+            "-f",
+            "--file",
+            metavar="PATH",
+            help="Read the prompt from a UTF-8 file.",
+            rich_help_panel=_PROMPT,
+        ),
+    ] = None,
+    system: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT", help="System message, for the chat template.", rich_help_panel=_PROMPT
+        ),
+    ] = None,
+    no_chat_template: Annotated[
+        bool,
+        typer.Option(
+            "--no-chat-template",
+            help="Pass the prompt as it is. Text that spells a special token becomes that token, "
+            "here and in templates.",
+            rich_help_panel=_PROMPT,
+        ),
+    ] = False,
+    chat_template_args: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON",
+            help='Arguments of the chat template, such as {"enable_thinking": false}.',
+            rich_help_panel=_PROMPT,
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int,
+        typer.Option(
+            "-n",
+            "--max-tokens",
+            help="Most tokens to generate; negative: until the end of sequence or of the context "
+            "window.",
+            rich_help_panel=_LENGTH,
+        ),
+    ] = -1,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help="End before this text. Repeatable.",
+            rich_help_panel=_LENGTH,
+        ),
+    ] = None,
+    ignore_eos: Annotated[
+        bool,
+        typer.Option(
+            "--ignore-eos",
+            help="Go on after an end-of-sequence token.",
+            rich_help_panel=_LENGTH,
+        ),
+    ] = False,
+    extra_eos_token: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOKEN|ID",
+            help="One more token that ends the text. Repeatable.",
+            rich_help_panel=_LENGTH,
+        ),
+    ] = None,
+    temp: Annotated[
+        float | None,
+        typer.Option(
+            "-t",
+            "--temp",
+            "--temperature",
+            help="Temperature; 0 always takes the most likely token. Default: the model's "
+            "generation_config.json, else 0.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = None,
+    top_k: Annotated[
+        int | None,
+        typer.Option(
+            help="Keep the K most likely tokens and those tied with the K-th; 0 is off, 1 is "
+            "greedy. Default: the model's generation_config.json, else 0.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(
+            help="Keep the smallest set of tokens whose mass reaches P, ties included; 1 is off, 0 "
+            "keeps the top token. Default: the model's generation_config.json, else 1.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = None,
+    min_p: Annotated[
+        float,
+        typer.Option(
+            help="Keep tokens with at least this share of the top token's probability; 0 is off.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = 0.0,
+    typical_p: Annotated[
+        float,
+        typer.Option(
+            help="Keep the tokens of most typical surprise up to this mass; 1 is off.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = 1.0,
+    top_n_sigma: Annotated[
+        float,
+        typer.Option(
+            help="Keep logits within N standard deviations of the top one; 0 is off.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = 0.0,
+    xtc_probability: Annotated[
+        float,
+        typer.Option(
+            help="Chance at each position of excluding the top choices; 0 is off.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = 0.0,
+    xtc_threshold: Annotated[
+        float,
+        typer.Option(
+            help="Tokens above this probability are top choices; all but the least likely of them "
+            "are excluded, newlines and end-of-sequence tokens never.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = 0.1,
+    repetition_penalty: Annotated[
+        float,
+        typer.Option(
+            help="Divide positive logits of tokens seen (prompt included) by this, multiply "
+            "negative ones; 1 is off.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = 1.0,
+    repeat_last_n: Annotated[
+        int,
+        typer.Option(
+            help="Window in tokens of the repetition, frequency and presence penalties: -1 all, "
+            "0 none.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = -1,
+    frequency_penalty: Annotated[
+        float,
+        typer.Option(
+            help="Take this off a logit for each time the token stands in the window, prompt "
+            "included.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = 0.0,
+    presence_penalty: Annotated[
+        float,
+        typer.Option(
+            help="Take this off the logit of every token in the window, prompt included.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = 0.0,
+    dry_multiplier: Annotated[
+        float,
+        typer.Option(
+            help="DRY: strength of the penalty on continuing a repetition; 0 is off.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = 0.0,
+    dry_base: Annotated[
+        float,
+        typer.Option(help="DRY: growth of the penalty by token.", rich_help_panel=_SAMPLING),
+    ] = 1.75,
+    dry_allowed_length: Annotated[
+        int,
+        typer.Option(
+            help="DRY: repetitions shorter than this are free.", rich_help_panel=_SAMPLING
+        ),
+    ] = 2,
+    dry_penalty_last_n: Annotated[
+        int,
+        typer.Option(
+            help="DRY: window in tokens, -1 all, 0 none.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = -1,
+    dry_sequence_breaker: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help="DRY: tokens with this text end a repetition. Repeatable; none by default.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = None,
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ID:VALUE",
+            help="Add VALUE to a token's logit, in target and draft; -inf bans it. Repeatable.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = None,
+    seed: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N",
+            help="0 to 2^64-1. Default: fresh entropy, and the seed is reported.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = None,
+    samplers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Order of the filters, after bias and penalties. Default "
+            "'top_n_sigma;typical_p;xtc;temperature;top_k;top_p;min_p'; 'mlx-lm' is a preset.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = None,
+    no_generation_config: Annotated[
+        bool,
+        typer.Option(
+            "--no-generation-config",
+            help="Ignore the sampling values of the model's generation_config.json.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = False,
+    draft_model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR|HUB_ID",
+            help="A small model of the target's vocabulary that proposes tokens.",
+            rich_help_panel=_SPECULATION,
+        ),
+    ] = None,
+    num_draft_tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N",
+            help="Tokens proposed in a round; 0 decodes without the draft. Default 3.",
+            rich_help_panel=_SPECULATION,
+        ),
+    ] = None,
+    draft_kind: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="dflash or mtp, whose loops do not exist yet; leave it out for the classic loop.",
+            rich_help_panel=_SPECULATION,
+        ),
+    ] = None,
+    draft_block_size: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Block size that the drafter-kind line names; the classic loop has "
+            "--num-draft-tokens.",
+            rich_help_panel=_SPECULATION,
+        ),
+    ] = None,
+    accept_rule: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RULE",
+            help="sampler-match or stochastic; both lossless. Default: "
+            "MLXCEL_SPECULATIVE_STOCHASTIC_ACCEPT, else sampler-match. Greedy sampling has its own "
+            "rule.",
+            rich_help_panel=_SPECULATION,
+        ),
+    ] = None,
+    accept_diag: Annotated[
+        bool | None,
+        typer.Option(
+            "--accept-diag/--no-accept-diag",
+            help="Print the closed forms of acceptance. Default: MLXCEL_SPECULATIVE_ACCEPT_DIAG.",
+            rich_help_panel=_SPECULATION,
+        ),
+    ] = None,
+    json: Annotated[
+        bool,
+        typer.Option("--json", help="Print one JSON document on stdout.", rich_help_panel=_OUTPUT),
+    ] = False,
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "--quiet",
+            help="Only text on stdout; statistics, warnings and errors on stderr.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = False,
+    profile: Annotated[
+        bool,
+        typer.Option(
+            "--profile",
+            help="Print prefill, decode and memory in place of the one line.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = False,
+    show_draft: Annotated[
+        bool,
+        typer.Option(
+            "--show-draft",
+            help="Colour text that the draft proposed, on a terminal.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = False,
+    logprobs: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Report each token's log-probability under the model's own softmax, and the N "
+            "most likely tokens'; 0 is off.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = 0,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose",
+            help="Versions, the filter order, and a traceback with an error.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = False,
+    kv_bits: Annotated[
+        int | None,
+        typer.Option(
+            help="Quantise the key/value cache to 2, 3, 4, 6 or 8 bits.", rich_help_panel=_MEMORY
+        ),
+    ] = None,
+    kv_group_size: Annotated[
+        int,
+        typer.Option(help="Group size of the quantised cache.", rich_help_panel=_MEMORY),
+    ] = 64,
+    quantized_kv_start: Annotated[
+        int,
+        typer.Option(
+            help="Number of cached tokens from which on it is quantised.", rich_help_panel=_MEMORY
+        ),
+    ] = 0,
+    max_kv_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Keep only the newest tokens in a ring of this size; not with a draft.",
+            rich_help_panel=_MEMORY,
+        ),
+    ] = None,
+    prefill_step_size: Annotated[
+        int,
+        typer.Option(help="Prompt tokens taken in at once.", rich_help_panel=_MEMORY),
+    ] = 2048,
+) -> int:
+    """Generate text from a prompt, with a draft model where one is given.
+
+    Without -m the default pair is used. Statistics follow the text; the line
+    [Speculative acceptance] says which acceptance rule ran and how it did.
+    """
+    return run_generate(
+        GenerateOptions(
+            model=model,
+            revision=revision,
+            adapter=adapter,
+            trust_remote_code=trust_remote_code,
+            prompt=prompt,
+            file=file,
+            system=system,
+            no_chat_template=no_chat_template,
+            chat_template_args=chat_template_args,
+            max_tokens=max_tokens,
+            stop=stop or [],
+            ignore_eos=ignore_eos,
+            extra_eos_token=extra_eos_token or [],
+            temp=temp,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            typical_p=typical_p,
+            top_n_sigma=top_n_sigma,
+            xtc_probability=xtc_probability,
+            xtc_threshold=xtc_threshold,
+            repetition_penalty=repetition_penalty,
+            repeat_last_n=repeat_last_n,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            dry_multiplier=dry_multiplier,
+            dry_base=dry_base,
+            dry_allowed_length=dry_allowed_length,
+            dry_penalty_last_n=dry_penalty_last_n,
+            dry_sequence_breaker=dry_sequence_breaker or [],
+            logit_bias=logit_bias or [],
+            seed=seed,
+            samplers=samplers,
+            no_generation_config=no_generation_config,
+            draft_model=draft_model,
+            num_draft_tokens=num_draft_tokens,
+            draft_kind=draft_kind,
+            draft_block_size=draft_block_size,
+            accept_rule=accept_rule,
+            accept_diag=accept_diag,
+            json=json,
+            quiet=quiet,
+            profile=profile,
+            show_draft=show_draft,
+            logprobs=logprobs,
+            verbose=verbose,
+            kv_bits=kv_bits,
+            kv_group_size=kv_group_size,
+            quantized_kv_start=quantized_kv_start,
+            max_kv_size=max_kv_size,
+            prefill_step_size=prefill_step_size,
+        )
+    )

@@ -1,0 +1,63 @@
+"""From what happened to a process's exit code and its last line: the one place that maps them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from types import FrameType
+from typing import NoReturn
+
+import typer
+from typer.exceptions import TyperException
+
+from mlxgen.errors import ExitCode, MlxgenError
+
+PROGRAM = "mlxgen"
+
+
+def run(command: Callable[[], object], *, verbose: bool) -> int:
+    """Run a command and return its exit code, with every failure told in one line on stderr.
+
+    verbose: show tracebacks. SIGTERM counts as an interruption, like Ctrl-C. A reader that closed
+    the pipe ends the command quietly.
+    """
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        result = command()
+        sys.stdout.flush()
+        return result if isinstance(result, int) else ExitCode.DONE
+    except MlxgenError as error:
+        return _fail(str(error), error.exit_code, verbose)
+    except TyperException as error:
+        # Usage errors, found while parsing.
+        return _fail(error.format_message() or "try --help", ExitCode.BAD_INPUT, verbose)
+    except (KeyboardInterrupt, typer.Abort):
+        print(f"{PROGRAM}: interrupted", file=sys.stderr)
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        # The interpreter flushes stdout again when it exits; let that go nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return ExitCode.DONE
+    except OSError as error:
+        return _fail(f"cannot write or read: {error}", ExitCode.FAILED, verbose)
+    except Exception as error:
+        lines = str(error).splitlines() or [""]
+        return _fail(
+            f"unexpected {type(error).__name__}: {lines[0]} (--verbose shows where)",
+            ExitCode.FAILED,
+            verbose,
+        )
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _fail(message: str, code: ExitCode, verbose: bool) -> int:
+    if verbose:
+        traceback.print_exc(file=sys.stderr)
+    print(f"{PROGRAM}: error: {' '.join(message.split())}", file=sys.stderr)
+    return code

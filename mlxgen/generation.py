@@ -1,0 +1,278 @@
+"""Generating text: a model, maybe a draft, a prompt and a configuration in; text and facts out.
+
+import mlxgen
+target = mlxgen.load("path/to/target")
+draft = mlxgen.load("path/to/draft", role="draft")
+config = mlxgen.GenerationConfig(sampling=mlxgen.SamplingConfig(temperature=0.7), seed=1)
+result = mlxgen.generate(target, "Tell me about tea.", config, draft=draft)
+print(result.text, result.statistics)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from mlxgen.cache.cached_model import CachedModel
+from mlxgen.config import GenerationConfig
+from mlxgen.decoding.plain import PlainGenerator
+from mlxgen.decoding.tokens import FinishReason, Token
+from mlxgen.drafters.draft_model import DraftModel
+from mlxgen.errors import InputError, OptionError
+from mlxgen.models.loading import LoadedModel
+from mlxgen.models.vocabulary import compare_vocabularies
+from mlxgen.sampling.chain import SamplerChain
+from mlxgen.sampling.randomness import Randomness
+from mlxgen.speculative.loop import Round, SpeculativeGenerator
+from mlxgen.speculative.statistics import SpeculativeAcceptanceStats
+from mlxgen.text.prompt import encode_prompt
+from mlxgen.text.stop import StopStrings
+from mlxgen.text.stream import TextStream
+
+MAX_KV_SIZE_WITH_DRAFT = (
+    "--max-kv-size keeps a rotating cache, which cannot be rewound after a rejected draft: drop "
+    "it, or decode without a draft (--num-draft-tokens 0)"
+)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A finished run.
+
+    tokens: the emitted tokens; an end-of-sequence token is never among them, the one that
+    completes a stop string is. text: ends before a stop string. statistics: None when no drafter
+    was there. prefill_ms: until all prompt tokens but the last are in the caches; decode_ms: from
+    there to the end, so that every token costs one share of it on every path.
+    """
+
+    text: str
+    tokens: tuple[Token, ...]
+    prompt_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stop_string: str | None
+    seed: int
+    statistics: SpeculativeAcceptanceStats | None
+    prefill_ms: float
+    decode_ms: float
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Ids of the emitted tokens."""
+        return [token.id for token in self.tokens]
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """Emitted tokens for each second of decoding."""
+        return 1e3 * len(self.tokens) / self.decode_ms if self.decode_ms > 0 else 0.0
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """Prompt tokens put into the caches for each second of prefill."""
+        return 1e3 * (len(self.prompt_ids) - 1) / self.prefill_ms if self.prefill_ms > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class TextPiece:
+    """A piece of text as it becomes final. from_draft: an accepted proposal completed it."""
+
+    text: str
+    from_draft: bool
+
+
+class GenerationStream:
+    """A run in progress: iterate for its text, then read `result`.
+
+    Leaving the iteration early (an exception, Ctrl-C, `close`) leaves both caches at the last
+    token taken; `result` then tells what was generated so far.
+    """
+
+    def __init__(
+        self,
+        generator: PlainGenerator | SpeculativeGenerator,
+        tokenizer: Any,
+        prompt_ids: list[int],
+        config: GenerationConfig,
+    ) -> None:
+        self._generator = generator
+        self._prompt_ids = prompt_ids
+        self._config = config
+        self._text_stream = TextStream(tokenizer)
+        self._stops = StopStrings(config.stop)
+        self._tokens: list[Token] = []
+        self._text: list[str] = []
+        self._is_complete = False
+        self._started_s = self._prefilled_s = self._ended_s = 0.0
+
+    def __iter__(self) -> Iterator[TextPiece]:
+        self._started_s = self._prefilled_s = self._ended_s = time.perf_counter()
+        self._generator.prefill(self._prompt_ids)
+        self._prefilled_s = self._ended_s = time.perf_counter()
+        # Closing the token iterator rewinds the caches now, not when it is collected.
+        with closing(self._generator.tokens(self._config.max_tokens)) as tokens:
+            try:
+                for token in tokens:
+                    self._tokens.append(token)
+                    text = self._text_stream.add(token.id)
+                    yield from self._shown(self._stops.feed(text, token.from_draft))
+                    if self._stops.matched is not None:
+                        break
+                self._is_complete = True
+            finally:
+                self._ended_s = time.perf_counter()
+        yield from self.held_back()
+
+    def held_back(self) -> Iterator[TextPiece]:
+        """The text of tokens already generated that was withheld: an incomplete character, or the
+        beginning of a stop string. Iterating to the end includes it; after an interruption ask."""
+        last_mark = self._tokens[-1].from_draft if self._tokens else False
+        yield from self._shown(self._stops.feed(self._text_stream.finish(), last_mark))
+        if self._stops.matched is None:
+            yield from self._shown(self._stops.flush())
+
+    def _shown(self, pieces: list[tuple[str, bool]]) -> Iterator[TextPiece]:
+        for text, mark in pieces:
+            self._text.append(text)
+            yield TextPiece(text, mark)
+
+    @property
+    def result(self) -> Generation:
+        """The run as far as it got."""
+        generator = self._generator
+        if not self._is_complete:
+            reason = FinishReason.INTERRUPTED
+        elif self._stops.matched is not None:
+            reason = FinishReason.STOP
+        else:
+            reason = generator.finish_reason
+        statistics = None
+        if isinstance(generator, SpeculativeGenerator):
+            statistics = generator.statistics
+        return Generation(
+            text="".join(self._text),
+            tokens=tuple(self._tokens),
+            prompt_ids=tuple(self._prompt_ids),
+            finish_reason=reason,
+            stop_string=self._stops.matched,
+            seed=self._config.seed,
+            statistics=statistics,
+            prefill_ms=1e3 * (self._prefilled_s - self._started_s),
+            decode_ms=1e3 * (self._ended_s - self._prefilled_s),
+        )
+
+
+def stream_generate(
+    target: LoadedModel,
+    prompt: str | Sequence[int],
+    config: GenerationConfig,
+    *,
+    draft: LoadedModel | None = None,
+    on_round: Callable[[Round], None] | None = None,
+) -> GenerationStream:
+    """Start a run; iterate over what comes back.
+
+    prompt: text, put through the chat template where there is one, or token ids as they are.
+    Without a draft, or with num_draft_tokens of 0, decoding is plain. Raises `InputError` for an
+    empty prompt or one with ids that the model cannot embed, `OptionError` for options that do not
+    fit the model, `PairError` for a draft that does not fit the target.
+    """
+    prompt_ids = encode_prompt(target.tokenizer, prompt) if isinstance(prompt, str) else [*prompt]
+    generator = build_generator(target, config, draft=draft, on_round=on_round)
+    _check_prompt(prompt_ids, target)
+    return GenerationStream(generator, target.tokenizer, prompt_ids, config)
+
+
+def generate(
+    target: LoadedModel,
+    prompt: str | Sequence[int],
+    config: GenerationConfig,
+    *,
+    draft: LoadedModel | None = None,
+    on_round: Callable[[Round], None] | None = None,
+) -> Generation:
+    """Run to the end. Arguments and errors as `stream_generate`."""
+    stream = stream_generate(target, prompt, config, draft=draft, on_round=on_round)
+    for _ in stream:
+        pass
+    return stream.result
+
+
+def build_generator(
+    target: LoadedModel,
+    config: GenerationConfig,
+    *,
+    draft: LoadedModel | None = None,
+    on_round: Callable[[Round], None] | None = None,
+) -> PlainGenerator | SpeculativeGenerator:
+    """The decoding loop for a model or a pair, with fresh caches."""
+    width = target.drawable_ids
+    eos_ids = target.eos_ids | frozenset(config.extra_eos_ids)
+    chain = SamplerChain(
+        config.sampling,
+        width,
+        protected=eos_ids | _newline_ids(target),
+        breakers=_breaker_ids(target, config.dry_sequence_breakers),
+    )
+    randomness = Randomness(config.seed)
+    ending = frozenset() if config.ignore_eos else eos_ids
+    cached_target = CachedModel(target.model, role="target", width=width, config=config.cache)
+    k = config.speculation.num_draft_tokens
+    if draft is None or k == 0:
+        return PlainGenerator(
+            cached_target, chain, randomness, eos_ids=ending, logprobs=config.logprobs
+        )
+    compare_vocabularies(target.vocabulary, draft.vocabulary)
+    if config.cache.max_kv_size is not None:
+        raise OptionError(MAX_KV_SIZE_WITH_DRAFT)
+    rows = draft.checkpoint.vocabulary_rows
+    cached_draft = CachedModel(
+        draft.model,
+        role="draft",
+        width=width,
+        embedding_rows=rows if rows is not None and rows < width else None,
+        config=config.cache,
+    )
+    return SpeculativeGenerator(
+        cached_target,
+        DraftModel(cached_draft, chain, randomness),
+        chain,
+        randomness,
+        num_draft_tokens=k,
+        accept_rule=config.speculation.accept_rule,
+        diagnostics=config.speculation.diagnostics,
+        eos_ids=ending,
+        logprobs=config.logprobs,
+        on_round=on_round,
+    )
+
+
+def _check_prompt(prompt_ids: list[int], target: LoadedModel) -> None:
+    if not prompt_ids:
+        raise InputError("the prompt is empty: at least one token is needed")
+    rows = target.checkpoint.vocabulary_rows
+    largest = max(prompt_ids)
+    if min(prompt_ids) < 0 or (rows is not None and largest >= rows):
+        raise InputError(
+            f"the prompt holds token {largest}, and the model's embedding has ids 0 to "
+            f"{(rows or 0) - 1}: tokenizer and weights do not belong together"
+        )
+
+
+def _newline_ids(target: LoadedModel) -> frozenset[int]:
+    # SentencePiece puts a space token in front of a newline that starts a text.
+    last = [int(i) for i in target.tokenizer.encode("\n", add_special_tokens=False)][-1:]
+    return frozenset(last) if target.tokenizer.decode(last) == "\n" else frozenset()
+
+
+def _breaker_ids(target: LoadedModel, breakers: tuple[str, ...]) -> frozenset[int]:
+    """Tokens whose text holds one of the strings."""
+    if not breakers:
+        return frozenset()
+    decode = target.tokenizer.decode
+    return frozenset(
+        token_id
+        for token_id in range(target.drawable_ids)
+        if any(breaker in decode([token_id]) for breaker in breakers)
+    )

@@ -1,0 +1,78 @@
+"""The lines printed after the text. Their shape is a contract: scripts grep them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+from mlxgen.generation import Generation
+from mlxgen.speculative.statistics import SpeculativeAcceptanceStats
+
+NO_ROUND_ID = "unknown"
+NO_ROUND_LABEL = "no speculative round ran"
+
+
+def generated_line(result: Generation) -> str:
+    """Tokens and speed of decoding alone; prefill is reported apart."""
+    return (
+        f"[Generated {len(result.tokens)} tokens in {result.decode_ms / 1e3:.2f}s = "
+        f"{result.decode_tokens_per_s:.2f} tok/s]"
+    )
+
+
+def profile_lines(result: Generation, peak_memory_bytes: int) -> list[str]:
+    """The block of `--profile`, in place of the one line above."""
+    return [
+        "[Profile Results]",
+        f"  Prompt tokens:    {len(result.prompt_ids)}",
+        f"  Generated tokens: {len(result.tokens)}",
+        f"  Prefill:          {result.prefill_ms:.2f} ms ({result.prefill_tokens_per_s:.2f} tok/s)",
+        f"  Decode:           {result.decode_ms:.2f} ms ({result.decode_tokens_per_s:.2f} tok/s)",
+        f"  Peak memory:      {peak_memory_bytes / 2**30:.2f} GB",
+    ]
+
+
+def acceptance_line(stats: SpeculativeAcceptanceStats) -> str:
+    """The line of spec: prefix, field names, order and decimals never change."""
+    ran = stats.rounds > 0
+    return (
+        f"[Speculative acceptance] rule={stats.rule.id if ran else NO_ROUND_ID} "
+        f"rounds={stats.rounds} proposed={stats.proposed} "
+        f"positions_tested={stats.positions_tested} accepted={stats.accepted} "
+        f"per_position_acceptance={stats.per_position_acceptance:.4f} "
+        f"acceptance_rate={stats.acceptance_rate:.4f} "
+        f"mean_accepted_len={stats.mean_accepted_len:.4f} "
+        f"({stats.rule.label if ran else NO_ROUND_LABEL})"
+    )
+
+
+def diagnostic_line(stats: SpeculativeAcceptanceStats) -> str:
+    """The closed forms, averaged over the positions tested."""
+    return (
+        f"[Speculative acceptance diagnostic] "
+        f"closed_form_sum_min={stats.closed_form_sum_min:.4f} "
+        f"closed_form_sum_prod={stats.closed_form_sum_prod:.4f} (the share that rejection sampling "
+        f"accepts, and that sampler-match does; sum_min >= sum_prod always)"
+    )
+
+
+def speculation_lines(stats: SpeculativeAcceptanceStats) -> list[str]:
+    """The acceptance line, and the diagnostic line when the run has closed forms."""
+    lines = [acceptance_line(stats)]
+    if stats.has_closed_forms:
+        lines.append(diagnostic_line(stats))
+    return lines
+
+
+def logprob_lines(result: Generation, decode: Callable[[list[int]], str]) -> Iterator[str]:
+    """One line a token: its log-probability and those of the most likely ones."""
+    for token in result.tokens:
+        if token.logprobs is None:
+            continue
+        top = " ".join(
+            f"{json.dumps(decode([i]), ensure_ascii=False)}:{value:.4f}"
+            for i, value in token.logprobs.top
+        )
+        text = json.dumps(decode([token.id]), ensure_ascii=False)
+        logprob = token.logprobs.logprob
+        yield f"[Logprobs] id={token.id} token={text} logprob={logprob:.4f} top={top}"

@@ -1,0 +1,1 @@
+"""Text in and out: prompts to ids, ids to streamed text, stop strings."""
