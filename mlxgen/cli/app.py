@@ -27,17 +27,31 @@ _SAMPLING, _SPECULATION, _OUTPUT, _MEMORY = "Sampling", "Speculation", "Output",
 def main() -> int:
     """The console script: parse, run, and map what happened to an exit code."""
     arguments = sys.argv[1:]
-    return run(lambda: app(arguments, standalone_mode=False), verbose="--verbose" in arguments)
+    return run(
+        lambda: app(arguments, prog_name=PROGRAM, standalone_mode=False),
+        verbose="--verbose" in arguments,
+    )
+
+
+def _show_version(is_asked_for: bool) -> None:
+    if is_asked_for:
+        print(f"{PROGRAM} {__version__}")
+        raise typer.Exit
 
 
 @app.callback()
 def callback(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_show_version,
+            is_eager=True,
+            help="Print the version and exit.",
+        ),
+    ] = False,
 ) -> None:
     """Generate text with MLX models, with speculative decoding that is lossless and shows it."""
-    if version:
-        print(f"{PROGRAM} {__version__}")
-        raise typer.Exit
 
 
 @app.command()

@@ -17,6 +17,7 @@ from mlxgen.config import SamplingConfig
 from mlxgen.errors import OptionError
 from mlxgen.sampling import filters, penalties
 from mlxgen.sampling.history import History
+from mlxgen.sampling.sums import log_sum_exp
 
 _NO_PROPOSALS = np.zeros(0, dtype=np.int32)
 
@@ -155,7 +156,7 @@ def rows_are_usable(logits: mx.array, scores: mx.array) -> mx.array:
 
 def log_probabilities(scores: mx.array) -> mx.array:
     """`[rows, V] float32 -> [rows, V] float32`: the log of the distribution that is drawn from."""
-    return scores - mx.logsumexp(scores, axis=-1, keepdims=True)
+    return scores - log_sum_exp(scores)
 
 
 def effective_token_distribution(
@@ -173,7 +174,7 @@ def effective_token_distribution(
     if chain.config.is_greedy:
         choice = mx.argmax(chain.adjusted_logits(logits, history, proposals), axis=-1)
         return (mx.arange(chain.width)[None, :] == choice[:, None]).astype(mx.float32)
-    return mx.softmax(chain.scores(logits, history, proposals, coins), axis=-1)
+    return mx.exp(log_probabilities(chain.scores(logits, history, proposals, coins)))
 
 
 def sample_token_with_distribution(
@@ -193,4 +194,4 @@ def sample_token_with_distribution(
         row = effective_token_distribution(logits, chain, history, proposals)
         return mx.argmax(row, axis=-1).astype(mx.int32), row
     scores = chain.scores(logits, history, proposals, coins)
-    return draw(scores, noise), mx.softmax(scores, axis=-1)
+    return draw(scores, noise), mx.exp(log_probabilities(scores))

@@ -12,6 +12,8 @@ import math
 
 import mlx.core as mx
 
+from mlxgen.sampling.sums import log_sum_exp, sums_before, total
+
 _LARGEST_SCALE = 1e38
 
 
@@ -43,9 +45,8 @@ def top_p(scores: mx.array, p: float) -> mx.array:
     if p >= 1:
         return scores
     descending = -mx.sort(-scores, axis=-1)
-    mass = mx.softmax(descending, axis=-1)
-    mass_before = mx.cumsum(mass, axis=-1, inclusive=False)
-    count = mx.maximum((mass_before < p).sum(axis=-1, keepdims=True), 1)
+    mass = mx.exp(descending - log_sum_exp(descending))
+    count = mx.maximum((sums_before(mass) < p).sum(axis=-1, keepdims=True), 1)
     return _keep(scores, scores >= mx.take_along_axis(descending, count - 1, axis=-1))
 
 
@@ -63,15 +64,14 @@ def typical_p(scores: mx.array, p: float) -> mx.array:
     """
     if p >= 1:
         return scores
-    log_p = scores - mx.logsumexp(scores, axis=-1, keepdims=True)
+    log_p = scores - log_sum_exp(scores)
     probability = mx.exp(log_p)
     surprise = mx.where(probability > 0, -log_p, 0)
-    entropy = (probability * surprise).sum(axis=-1, keepdims=True)
+    entropy = total(probability * surprise)
     deviation = mx.where(probability > 0, mx.abs(surprise - entropy), mx.inf)
     order = mx.argsort(deviation, axis=-1)
     mass = mx.take_along_axis(probability, order, axis=-1)
-    mass_before = mx.cumsum(mass, axis=-1, inclusive=False)
-    count = mx.maximum((mass_before < p).sum(axis=-1, keepdims=True), 1)
+    count = mx.maximum((sums_before(mass) < p).sum(axis=-1, keepdims=True), 1)
     last = mx.take_along_axis(order, count - 1, axis=-1)
     return _keep(scores, deviation <= mx.take_along_axis(deviation, last, axis=-1))
 
@@ -85,8 +85,8 @@ def top_n_sigma(scores: mx.array, n: float) -> mx.array:
         return scores
     finite = mx.isfinite(scores)
     count = finite.sum(axis=-1, keepdims=True)
-    mean = mx.where(finite, scores, 0).sum(axis=-1, keepdims=True) / count
-    variance = mx.where(finite, mx.square(scores - mean), 0).sum(axis=-1, keepdims=True) / count
+    mean = total(mx.where(finite, scores, 0)) / count
+    variance = total(mx.where(finite, mx.square(scores - mean), 0)) / count
     cut = mx.max(scores, axis=-1, keepdims=True) - n * mx.sqrt(variance)
     return _keep(scores, scores >= cut)
 
