@@ -7,7 +7,7 @@ flag or an environment variable. Messages name the option as a user types it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from mlxgen.errors import OptionError
@@ -24,6 +24,8 @@ class AcceptRule(str, Enum):
 
     SAMPLER_MATCH = "sampler-match"
     STOCHASTIC = "stochastic"
+    BLOCK = "block"
+    GUMBEL_MATCH = "gumbel-match"
 
 
 def _check(holds: bool, option: str, value: object, allowed: str) -> None:
@@ -149,6 +151,12 @@ class SamplingConfig:
                 option = "--temp" if name == "temperature" else "--" + name.replace("_", "-")
                 raise OptionError(f"{option} is set but --samplers leaves out {name}; add it there")
 
+    def for_draft(self, temperature: float | None) -> SamplingConfig:
+        """The draft's configuration: the same chain, with a temperature of its own if given."""
+        if temperature is None or temperature == self.temperature:
+            return self
+        return replace(self, temperature=temperature)
+
     @property
     def is_greedy(self) -> bool:
         """Whether the most likely token is always taken, with no draw."""
@@ -193,6 +201,8 @@ class SpeculationConfig:
     accept_rule: AcceptRule = AcceptRule.SAMPLER_MATCH
     diagnostics: bool = False
     """Compute the closed forms of acceptance at the tested positions."""
+    draft_temperature: float | None = None
+    """The draft's own temperature; None is the target's, 0 proposes the most likely token."""
 
     def __post_init__(self) -> None:
         _check(
@@ -201,6 +211,9 @@ class SpeculationConfig:
             self.num_draft_tokens,
             "between 0 and 1024",
         )
+        t = self.draft_temperature
+        usable = t is None or (math.isfinite(t) and t >= 0)
+        _check(usable, "--draft-temp", t, "a finite number of at least 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,5 +274,10 @@ class GenerationConfig:
         _check(self.max_tokens >= 0, "--max-tokens", self.max_tokens, "0 or more here")
         _check(0 <= self.seed <= MAX_SEED, "--seed", self.seed, f"between 0 and {MAX_SEED}")
         _check(0 <= self.logprobs <= 100, "--logprobs", self.logprobs, "between 0 and 100")
+        if self.sampling.is_greedy and self.speculation.draft_temperature:
+            raise OptionError(
+                "--draft-temp above 0 does nothing but lower acceptance when the target is greedy: "
+                "drop it, or set --temp"
+            )
         if any(not text for text in self.stop):
             raise OptionError("--stop needs a text; an empty one would stop at once")

@@ -234,9 +234,13 @@ def build_generator(
         embedding_rows=rows if rows is not None and rows < width else None,
         config=config.cache,
     )
+    draft_chain = chain
+    temperature = config.speculation.draft_temperature
+    if temperature is not None:
+        draft_chain = chain.with_config(config.sampling.for_draft(temperature))
     return SpeculativeGenerator(
         cached_target,
-        DraftModel(cached_draft, chain, randomness),
+        DraftModel(cached_draft, draft_chain, randomness),
         chain,
         randomness,
         num_draft_tokens=k,

@@ -359,7 +359,7 @@ def generate(
         str | None,
         typer.Option(
             metavar="RULE",
-            help="sampler-match or stochastic; both lossless. Default: "
+            help="sampler-match, stochastic, block or gumbel-match; all are lossless. Default: "
             "MLXCEL_SPECULATIVE_STOCHASTIC_ACCEPT, else sampler-match. Greedy sampling has its own "
             "rule.",
             rich_help_panel=_SPECULATION,
@@ -370,6 +370,14 @@ def generate(
         typer.Option(
             "--accept-diag/--no-accept-diag",
             help="Print the closed forms of acceptance. Default: MLXCEL_SPECULATIVE_ACCEPT_DIAG.",
+            rich_help_panel=_SPECULATION,
+        ),
+    ] = None,
+    draft_temp: Annotated[
+        float | None,
+        typer.Option(
+            help="The draft's own temperature; 0 proposes its most likely token. Default: the "
+            "target's.",
             rich_help_panel=_SPECULATION,
         ),
     ] = None,
@@ -493,6 +501,7 @@ def generate(
             draft_block_size=draft_block_size,
             accept_rule=accept_rule,
             accept_diag=accept_diag,
+            draft_temp=draft_temp,
             json=json,
             quiet=quiet,
             profile=profile,

@@ -229,6 +229,11 @@ def _generate(
     if result.statistics is not None:
         lines.extend(report_lines.speculation_lines(result.statistics))
     streams.statistics(lines)
+    if result.statistics is not None and not result.statistics.check.is_consistent:
+        streams.warn(
+            "the run disagrees with theory (|z| > 4.9, a chance of one in a million): please "
+            "report the command and the seed"
+        )
     streams.document(
         generation_document(
             result,

@@ -25,7 +25,6 @@ from mlxgen.config import (
 from mlxgen.errors import OptionError
 
 DEFAULT_DRAFT_TOKENS = 3
-_LATER_RULES = {"block", "gumbel-match"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +71,7 @@ class GenerateOptions:
     draft_block_size: int | None
     accept_rule: str | None
     accept_diag: bool | None
+    draft_temp: float | None
     json: bool
     quiet: bool
     profile: bool
@@ -143,6 +143,7 @@ class GenerateOptions:
             num_draft_tokens=parse_draft_tokens(self.num_draft_tokens),
             accept_rule=rule,
             diagnostics=diagnostics,
+            draft_temperature=self.draft_temp,
         )
 
     def draft_only_option(self) -> str | None:
@@ -153,6 +154,7 @@ class GenerateOptions:
             "--draft-block-size": self.draft_block_size is not None,
             "--accept-rule": self.accept_rule is not None,
             "--accept-diag": self.accept_diag is True,
+            "--draft-temp": self.draft_temp is not None,
             "--show-draft": self.show_draft,
         }
         return next((option for option, is_given in given.items() if is_given), None)
@@ -160,8 +162,6 @@ class GenerateOptions:
 
 def parse_accept_rule(text: str) -> AcceptRule:
     """A rule id. Raises `OptionError` naming the ids there are."""
-    if text in _LATER_RULES:
-        raise OptionError(f"--accept-rule {text} is not there yet; use sampler-match or stochastic")
     try:
         return AcceptRule(text)
     except ValueError:

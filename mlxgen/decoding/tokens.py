@@ -8,6 +8,8 @@ from enum import Enum
 import mlx.core as mx
 import numpy as np
 
+from mlxgen.sampling.sums import log_sum_exp
+
 
 class FinishReason(str, Enum):
     """Why a run ended. `STOP` is an end-of-sequence token or a stop string."""
@@ -43,7 +45,7 @@ class LogprobRows:
 
     def __init__(self, logits: mx.array, top: int) -> None:
         logits = logits.astype(mx.float32)
-        self._all = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        self._all = logits - log_sum_exp(logits)
         count = min(top, logits.shape[-1])
         self._top_ids = mx.argsort(-self._all, axis=-1)[:, :count]
         self._top = mx.take_along_axis(self._all, self._top_ids, axis=-1)

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Protocol
 
 import mlx.core as mx
 
 from mlxgen.sampling.history import History, IntArray
+
+
+class LengthPolicy(IntEnum):
+    """What a drafter looks at when it decides how many tokens to propose.
+
+    Rules that use q are lossless only while a proposal is not dropped for its own value: with
+    p = (.5, .3, .2), dropping weak draws turns the text's law into (.55, .23, .22).
+    """
+
+    FIXED = 0
+    """Nothing: exactly k are proposed, k fixed before the first is drawn."""
+    PREFIX = 1
+    """Rows and earlier proposals: it may stop after a proposal, but keeps what it drew."""
+    VALUE = 2
+    """Anything, the value of the token just drawn included."""
 
 
 @dataclass(frozen=True)
@@ -25,16 +41,15 @@ class Proposal:
 
 
 class Drafter(Protocol):
-    """Proposes tokens. The loop depends on this alone.
-
-    The number of proposals is fixed before any of them is drawn: a drafter returns k of them, so
-    none can be dropped after a look at its value (docs/speculative-acceptance.md, "What a drafter
-    may decide").
-    """
+    """Proposes tokens. The loop depends on this alone."""
 
     @property
     def reports_distribution(self) -> bool:
         """Whether proposals carry `log_q`."""
+
+    @property
+    def length_policy(self) -> LengthPolicy:
+        """How it decides on the number of proposals. A rule that allows less refuses it."""
 
     @property
     def cached_tokens(self) -> int:
@@ -43,8 +58,13 @@ class Drafter(Protocol):
     def prefill(self, prompt: IntArray) -> None:
         """Take in all prompt tokens but the last."""
 
-    def propose(self, history: History, k: int, *, want_distribution: bool) -> Proposal:
-        """Propose k tokens to follow the history; nothing is evaluated yet."""
+    def propose(
+        self, history: History, k: int, *, want_distribution: bool, coupled: bool
+    ) -> Proposal:
+        """Propose at most k tokens, under `LengthPolicy.FIXED` exactly k; nothing is evaluated yet.
+
+        coupled: draw with the noise that the target will use at the same positions.
+        """
 
     def rewind(self, length: int) -> None:
         """Forget what lies behind the first `length` tokens of the text."""

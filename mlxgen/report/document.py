@@ -86,6 +86,15 @@ def _speculative(
     if stats.has_closed_forms:
         section["closed_form_sum_min"] = stats.closed_form_sum_min
         section["closed_form_sum_prod"] = stats.closed_form_sum_prod
+        section["closed_form_gumbel"] = stats.closed_form_gumbel
+        section["closed_form_block_len"] = stats.closed_form_block_len
+        section["check"] = {
+            "expected": stats.check.expected,
+            "accepted": stats.check.observed,
+            "variance": stats.check.variance,
+            "z": stats.check.z,
+            "verdict": "consistent" if stats.check.is_consistent else "inconsistent",
+        }
     return section
 
 

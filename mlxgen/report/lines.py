@@ -47,20 +47,35 @@ def acceptance_line(stats: SpeculativeAcceptanceStats) -> str:
 
 
 def diagnostic_line(stats: SpeculativeAcceptanceStats) -> str:
-    """The closed forms, averaged over the positions tested."""
+    """The closed forms, averaged over the positions tested; the block form over the rounds."""
     return (
         f"[Speculative acceptance diagnostic] "
         f"closed_form_sum_min={stats.closed_form_sum_min:.4f} "
-        f"closed_form_sum_prod={stats.closed_form_sum_prod:.4f} (the share that rejection sampling "
-        f"accepts, and that sampler-match does; sum_min >= sum_prod always)"
+        f"closed_form_sum_prod={stats.closed_form_sum_prod:.4f} "
+        f"closed_form_gumbel={stats.closed_form_gumbel:.4f} "
+        f"closed_form_block_len={stats.closed_form_block_len:.4f} (per-position acceptance that "
+        f"theory predicts for stochastic, sampler-match and gumbel-match, and mean_accepted_len "
+        f"for block; sum_min >= sum_prod always)"
+    )
+
+
+def check_line(stats: SpeculativeAcceptanceStats) -> str:
+    """The run judged by theory."""
+    check = stats.check
+    # A rounded -0.00 would look like a finding.
+    z = round(check.z, 2) + 0.0
+    return (
+        f"[Speculative acceptance check] rule={stats.rule.id} expected={check.expected:.2f} "
+        f"accepted={check.observed} positions_tested={stats.positions_tested} z={z:.2f} "
+        f"verdict={'consistent' if check.is_consistent else 'inconsistent'}"
     )
 
 
 def speculation_lines(stats: SpeculativeAcceptanceStats) -> list[str]:
-    """The acceptance line, and the diagnostic line when the run has closed forms."""
+    """The acceptance line, and the diagnostic and check lines when the run has closed forms."""
     lines = [acceptance_line(stats)]
     if stats.has_closed_forms:
-        lines.append(diagnostic_line(stats))
+        lines += [diagnostic_line(stats), check_line(stats)]
     return lines
 
 

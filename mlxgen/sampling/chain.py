@@ -39,11 +39,18 @@ class SamplerChain:
     ) -> None:
         self.config = config
         self.width = width
-        self._protected = mx.array(sorted(i for i in protected if i < width), dtype=mx.int32)
+        self._protected_ids = frozenset(i for i in protected if i < width)
+        self._protected = mx.array(sorted(self._protected_ids), dtype=mx.int32)
         self._breaker_ids = frozenset(breakers)
         self._breakers = mx.array(sorted(self._breaker_ids), dtype=mx.int32)
         self._bias = self._dense_bias()
         self._filters = [name for name in config.order if name in config.active_filters]
+
+    def with_config(self, config: SamplingConfig) -> SamplerChain:
+        """The same chain under another configuration, for a draft with its own temperature."""
+        return SamplerChain(
+            config, self.width, protected=self._protected_ids, breakers=self._breaker_ids
+        )
 
     def _dense_bias(self) -> mx.array | None:
         if not self.config.logit_bias:

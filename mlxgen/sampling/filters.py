@@ -98,7 +98,7 @@ def xtc(scores: mx.array, coins: mx.array, threshold: float, protected: mx.array
     coins: `[rows] bool`, one independent toss a row. protected: `[n]` ids (newlines, end of
     sequence) that are never removed. Rows with fewer than two tokens above stay as they are.
     """
-    probability = mx.softmax(scores, axis=-1)
+    probability = mx.exp(scores - log_sum_exp(scores))
     above = probability > threshold
     least = mx.where(above, probability, mx.inf).min(axis=-1, keepdims=True)
     removed = above & (probability > least)

@@ -20,7 +20,7 @@ import numpy as np
 from mlxgen.cache.cached_model import CachedModel, as_ids
 from mlxgen.config import AcceptRule
 from mlxgen.decoding.tokens import FinishReason, LogprobRows, Token
-from mlxgen.drafters.proposal import Drafter
+from mlxgen.drafters.proposal import Drafter, LengthPolicy, Proposal
 from mlxgen.errors import NonFiniteError
 from mlxgen.sampling.chain import SamplerChain
 from mlxgen.sampling.history import History
@@ -53,7 +53,7 @@ class SpeculativeGenerator:
     The rule is `acceptance_rule(accept_rule, ...)`: it depends on the arguments alone, never on
     the environment. num_draft_tokens is k, at least 1; a round proposes fewer near the end of the
     budget. on_round is called after each commit. Raises `PairError` when the target's cache
-    cannot be rewound.
+    cannot be rewound, `ValueError` when the drafter decides on more than the rule allows.
 
     Call `prefill` once, then iterate over `tokens`; read `statistics` and `finish_reason` after.
     """
@@ -76,6 +76,11 @@ class SpeculativeGenerator:
             raise ValueError("num_draft_tokens must be at least 1; use PlainGenerator for 0")
         target.require_rewindable()
         rule = acceptance_rule(accept_rule, chain.config, drafter.reports_distribution)
+        if drafter.length_policy > rule.length_policy:
+            raise ValueError(
+                f"a drafter with length policy {drafter.length_policy.name} is not lossless under "
+                f"the rule {rule.id}, which allows {rule.length_policy.name} at most"
+            )
         self._target = target
         self._drafter = drafter
         self._chain = chain
@@ -149,19 +154,24 @@ class SpeculativeGenerator:
     def _round(self, k: int) -> list[Token]:
         """Draft k tokens, verify them, and commit what was accepted and the token after it."""
         history, verifier = self._history, self._verifier
-        proposal = self._drafter.propose(history, k, want_distribution=verifier.wants_distribution)
+        proposal = self._drafter.propose(
+            history,
+            k,
+            want_distribution=verifier.wants_distribution,
+            coupled=verifier.rule.couples_draws,
+        )
+        k = self._checked_length(k, proposal)
         newest = mx.array(history.tokens[-1:])
         logits = self._target.forward(mx.concatenate([newest, proposal.ids]))
         checked = verifier.verify(logits, history, proposal)
         verdict = checked.verdict
         logprobs = LogprobRows(logits, self._logprobs) if self._logprobs else None
-        forms = [form for form in (checked.sum_min, checked.sum_prod) if form is not None]
         mx.eval(
             proposal.ids,
             proposal.finite,
             checked.usable,
             *verdict,
-            *forms,
+            *(checked.forms or ()),
             *(logprobs.arrays if logprobs else []),
         )
         self._require_usable("draft", proposal.finite)
@@ -171,20 +181,20 @@ class SpeculativeGenerator:
         ids = [int(i) for i in np.array(proposal.ids)]
         emitted = [*ids[:accepted], int(np.array(verdict.next_id))]
         tested = min(accepted + 1, k)
+        # An accepted end of sequence ends the chain: nothing behind it counts.
+        countable = next((i + 1 for i, token in enumerate(ids) if token in self._eos_ids), k)
+        tested, accepted = min(tested, countable), min(accepted, countable)
         ends = [offset for offset, token in enumerate(emitted) if token in self._eos_ids]
         if ends:
-            # An accepted end of sequence ends the chain: nothing behind it counts as tested.
             emitted = emitted[: ends[0]]
-            tested, accepted = min(ends[0] + 1, tested), min(ends[0] + 1, accepted)
             self.finish_reason = FinishReason.STOP
         fell_back = bool(verdict.fell_back.item())
         self.statistics.record_round(
             proposed=k,
             tested=tested,
             accepted=accepted,
-            closed_forms=(np.array(forms[0]).tolist(), np.array(forms[1]).tolist())
-            if forms
-            else None,
+            countable=countable,
+            forms=None if checked.forms is None else checked.forms.read(),
             residual_fallback=fell_back,
         )
         self._log_outcomes(tested, accepted, fell_back)
@@ -208,6 +218,19 @@ class SpeculativeGenerator:
             )
             for offset, token in enumerate(emitted)
         ]
+
+    def _checked_length(self, k: int, proposal: Proposal) -> int:
+        """The proposal's length; a drafter that breaks its own policy is a programming error."""
+        proposed = proposal.ids.shape[0]
+        is_allowed = 1 <= proposed <= k
+        if self._drafter.length_policy is LengthPolicy.FIXED:
+            is_allowed = proposed == k
+        if not is_allowed:
+            raise ValueError(
+                f"the drafter proposed {proposed} tokens where {k} were asked for, against its "
+                f"length policy {self._drafter.length_policy.name}"
+            )
+        return proposed
 
     def _rewind(self, length: int) -> None:
         self._target.rewind(length)

@@ -17,8 +17,19 @@ min(p, q) + relu(p - q) = p. The probability of acceptance is sum_x min(p(x), q(
 that judges one position at a time can exceed: it is the largest probability with which a draw
 from p and a draw from q can be made to coincide.
 
-Both arguments hold at each position given the accepted prefix, so they hold for the whole text.
-After k acceptances one more token is drawn from p at the position behind them.
+*Block verification* (Sun et al. 2024, "Block Verification Accelerates Speculative Decoding",
+algorithm 2 and theorem 1). The block is judged as a whole: w_i, the probability with which a
+coupling of the two block laws can still keep t_1..t_i, decides on the accepted length, and the
+next token is drawn from what the target still lacks there, relu(w_i p_i - q_i). The expected
+accepted length is at least that of rejection sampling, since w may recover after a poor token.
+
+*Gumbel coupling* (Daliri, Musco and Suresh 2024, drafter-invariant speculative decoding). A match
+rule: y is the argmax of log p plus Gumbel noise of the position, an exact draw from p. The drafter
+uses the same noise with its q, which makes agreement likely and changes nothing about y.
+
+The match rules and rejection sampling are exact at each position given the accepted prefix, so
+they are for the whole text; block verification is exact for the block. After k acceptances one
+more token is drawn from p at the position behind them.
 """
 
 from __future__ import annotations
@@ -27,6 +38,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import mlx.core as mx
+
+from mlxgen.sampling.sums import total
 
 RESIDUAL_FLOOR = 1e-6
 """Residual mass below which rounding error, not p - q, would choose the token. A rejection is as
@@ -67,25 +80,108 @@ def stochastic_hits(p: mx.array, q: mx.array, uniforms: mx.array) -> mx.array:
     return (p > 0) & (uniforms * q <= p)
 
 
-def residual_weights(p: mx.array, q: mx.array) -> tuple[mx.array, mx.array]:
+def residual_weights(
+    p: mx.array, q: mx.array, weight: mx.array | float = 1.0
+) -> tuple[mx.array, mx.array]:
     """Unnormalised weights of the token after a rejection, and whether they had to be p itself.
 
-    p, q: `[V] float32`. Weights are relu(p - q), or p where that has no mass to speak of (p and q
-    equal up to rounding) or is not finite.
+    p, q: `[V] float32`; weight: w of block verification, 1 otherwise. Weights are
+    relu(weight p - q), or p where that has no mass to speak of (p and q equal up to rounding) or
+    is not finite.
     """
-    residual = mx.maximum(p - q, 0)
-    mass = residual.sum()
+    residual = mx.maximum(weight * p - q, 0)
+    mass = total(residual[None])[0, 0]
     fell_back = ~((mass > RESIDUAL_FLOOR) & mx.isfinite(mass))
     return mx.where(fell_back, p, residual), fell_back
 
 
-def residual_resample(p: mx.array, q: mx.array, noise: mx.array) -> tuple[mx.array, mx.array]:
-    """Draw from normalised relu(p - q): `[V], [V], Gumbel noise [V] -> scalar int32, bool`.
+def residual_resample(
+    p: mx.array, q: mx.array, noise: mx.array, weight: mx.array | float = 1.0
+) -> tuple[mx.array, mx.array]:
+    """Draw from normalised relu(weight p - q): a scalar int32, and whether p was used instead.
 
-    The noise must be finite, so that a token of weight 0 stays at -inf and can never win.
+    p, q: `[V] float32`; noise: `[V]`, standard Gumbel. The noise must be finite, so that a token of
+    weight 0 stays at -inf and can never win.
     """
-    weights, fell_back = residual_weights(p, q)
+    weights, fell_back = residual_weights(p, q, weight)
     return mx.argmax(mx.log(weights) + noise).astype(mx.int32), fell_back
+
+
+def block_weights(log_p_of_ids: mx.array, log_q_of_ids: mx.array) -> mx.array:
+    """w_0 .. w_k of block verification: `[k], [k] -> [k+1] float32`.
+
+    w_0 = 1 and w_i = min(w_{i-1} p(t_i)/q(t_i), 1): in logs a walk that is reflected at 0, which is
+    its sum minus the running maximum of its sums.
+    """
+    sums = mx.concatenate([mx.zeros((1,)), mx.cumsum(log_p_of_ids - log_q_of_ids)])
+    return mx.exp(sums - mx.cummax(sums))
+
+
+def block_keep_probabilities(weights: mx.array, masses: mx.array) -> mx.array:
+    """h_1 .. h_k: `weights: [k+1], masses: [k] -> [k] float32`.
+
+    masses: s_i = sum_x relu(w_i p_i(x) - q_i(x)) for i = 0 .. k-1. h_i = s_i / (s_i + 1 - w_i) for
+    0 < i < k, where 0/0 means 1 (p and q agree there), and h_k = w_k.
+    """
+    missing = 1 - weights[1:-1]
+    both = masses[1:] + missing
+    inner = mx.where(both > 0, masses[1:] / mx.where(both > 0, both, 1), 1)
+    return mx.concatenate([inner, weights[-1:]])
+
+
+class BlockKeep(NamedTuple):
+    """weights: w_0 .. w_k, `[k+1]`; keep: h_1 .. h_k, `[k]`; both float32."""
+
+    weights: mx.array
+    keep: mx.array
+
+
+def block_keep(log_p: mx.array, log_q: mx.array, ids: mx.array) -> BlockKeep:
+    """w and h of block verification for a drafted block: `log_p, log_q: [k, V], ids: [k]`."""
+    index = ids[:, None]
+    weights = block_weights(
+        mx.take_along_axis(log_p, index, axis=-1)[:, 0],
+        mx.take_along_axis(log_q, index, axis=-1)[:, 0],
+    )
+    lacking = mx.maximum(weights[:-1, None] * mx.exp(log_p) - mx.exp(log_q), 0)
+    return BlockKeep(weights, block_keep_probabilities(weights, total(lacking)[:, 0]))
+
+
+def verify_draft_block(
+    log_p: mx.array,
+    log_q: mx.array,
+    ids: mx.array,
+    uniforms: mx.array,
+    noise_at: Callable[[mx.array], mx.array],
+) -> Verdict:
+    """Judge a block of proposals as a whole. Arguments as `verify_draft_tokens`.
+
+    The accepted length is the largest i with u_i <= h_i, or 0. k must have been fixed before the
+    block was drawn.
+    """
+    k = ids.shape[0]
+    weights, keep = block_keep(log_p[:-1], log_q, ids)
+    # A length of probability 0 is never kept, not even by a uniform of exactly 0.
+    hits = (keep > 0) & (uniforms <= keep)
+    accepted = mx.max(mx.where(hits, mx.arange(1, k + 1), 0)).astype(mx.int32)
+    weight = mx.where(accepted < k, weights[accepted], 1)
+    return _with_next_token(log_p, log_q, accepted, noise_at, weight)
+
+
+def _with_next_token(
+    log_p: mx.array,
+    log_q: mx.array,
+    accepted: mx.array,
+    noise_at: Callable[[mx.array], mx.array],
+    weight: mx.array | float = 1.0,
+) -> Verdict:
+    """Draw the token behind the accepted prefix: from the residual there, or the bonus from p."""
+    k = log_q.shape[0]
+    p_row = mx.exp(log_p[accepted])
+    # Behind the last proposal q is nothing, and the residual is p: the bonus token.
+    q_row = mx.where(accepted < k, mx.exp(log_q[mx.minimum(accepted, k - 1)]), 0)
+    next_id, fell_back = residual_resample(p_row, q_row, noise_at(accepted), weight)
+    return Verdict(accepted, next_id, fell_back & (accepted < k))
 
 
 def verify_draft_tokens(
@@ -102,13 +198,8 @@ def verify_draft_tokens(
     for offset n, which is known on the device only. Only the probabilities of the proposals and
     one full row of p and q are computed.
     """
-    k = ids.shape[0]
     index = ids[:, None]
     p_of_ids = mx.exp(mx.take_along_axis(log_p[:-1], index, axis=-1)[:, 0])
     q_of_ids = mx.exp(mx.take_along_axis(log_q, index, axis=-1)[:, 0])
     accepted = leading_run(stochastic_hits(p_of_ids, q_of_ids, uniforms))
-    p_row = mx.exp(log_p[accepted])
-    # Behind the last proposal q is nothing, and the residual is p: the bonus token.
-    q_row = mx.where(accepted < k, mx.exp(log_q[mx.minimum(accepted, k - 1)]), 0)
-    next_id, fell_back = residual_resample(p_row, q_row, noise_at(accepted))
-    return Verdict(accepted, next_id, fell_back & (accepted < k))
+    return _with_next_token(log_p, log_q, accepted, noise_at)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlxgen.config import AcceptRule, SamplingConfig
+from mlxgen.drafters.proposal import LengthPolicy
 
 
 @dataclass(frozen=True)
@@ -12,13 +13,16 @@ class Rule:
     """id: stable, without spaces, what scripts grep for. label: for people.
 
     is_lossless: the text follows the target's distribution exactly. needs_distribution: the rule
-    uses the drafter's q.
+    uses the drafter's q. couples_draws: the drafter draws with the target's noise. length_policy:
+    the most that a drafter may decide under this rule.
     """
 
     id: str
     label: str
     is_lossless: bool = True
     needs_distribution: bool = False
+    couples_draws: bool = False
+    length_policy: LengthPolicy = LengthPolicy.VALUE
 
 
 GREEDY_ARGMAX = Rule(
@@ -27,11 +31,34 @@ GREEDY_ARGMAX = Rule(
 SAMPLER_MATCH = Rule(
     "sampler-match", "sampler-match: accept iff the draft equals the target's own draw"
 )
-STOCHASTIC = Rule("stochastic", "stochastic (modified rejection sampling)", needs_distribution=True)
+STOCHASTIC = Rule(
+    "stochastic",
+    "stochastic (modified rejection sampling)",
+    needs_distribution=True,
+    length_policy=LengthPolicy.PREFIX,
+)
+BLOCK = Rule(
+    "block",
+    "block (whole-block verification)",
+    needs_distribution=True,
+    length_policy=LengthPolicy.FIXED,
+)
+GUMBEL_MATCH = Rule(
+    "gumbel-match",
+    "gumbel-match: accept iff the draft equals the target's own draw, with shared Gumbel noise",
+    couples_draws=True,
+)
 SAMPLER_MATCH_NO_PROPOSAL_DISTRIBUTION = Rule(
     "sampler-match-no-proposal-distribution",
     "sampler-match: a rule that needs q was asked for, but the drafter reports none",
 )
+
+_RULES = {
+    AcceptRule.SAMPLER_MATCH: SAMPLER_MATCH,
+    AcceptRule.STOCHASTIC: STOCHASTIC,
+    AcceptRule.BLOCK: BLOCK,
+    AcceptRule.GUMBEL_MATCH: GUMBEL_MATCH,
+}
 
 
 def acceptance_rule(
@@ -40,6 +67,7 @@ def acceptance_rule(
     """The rule for a run. Greedy sampling comes first and wins over what was asked for."""
     if sampling.is_greedy:
         return GREEDY_ARGMAX
-    if requested is AcceptRule.STOCHASTIC:
-        return STOCHASTIC if reports_distribution else SAMPLER_MATCH_NO_PROPOSAL_DISTRIBUTION
-    return SAMPLER_MATCH
+    rule = _RULES[requested]
+    if rule.needs_distribution and not reports_distribution:
+        return SAMPLER_MATCH_NO_PROPOSAL_DISTRIBUTION
+    return rule

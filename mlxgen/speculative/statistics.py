@@ -4,11 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from mlxgen.speculative import selection
 from mlxgen.speculative.selection import Rule
+from mlxgen.speculative.theory_check import TheoryCheck
 
 
 def _ratio(numerator: float, denominator: float) -> float:
     return numerator / denominator if denominator else 0.0
+
+
+@dataclass(frozen=True)
+class RoundForms:
+    """Closed forms of one round, at each proposed position: lists of k numbers.
+
+    sum_min, sum_prod, gumbel: see `mlxgen.speculative.closed_forms`. block_survival: P(accepted
+    length >= i), i = 1 .. k, if the block were judged by block verification.
+    """
+
+    sum_min: list[float]
+    sum_prod: list[float]
+    gumbel: list[float]
+    block_survival: list[float]
 
 
 @dataclass
@@ -16,10 +32,10 @@ class SpeculativeAcceptanceStats:
     """Counters of one run; rates with a zero denominator are 0.
 
     rounds: target forwards that verified proposals. proposed: drafted tokens. positions_tested:
-    proposals that were judged; a round's chain ends at its first rejection, or at an accepted end
-    of sequence. accepted: proposals accepted, an end-of-sequence token included although it is not
-    emitted. sum_min, sum_prod: closed forms summed over the tested positions, when diagnostics
-    are on. residual_fallbacks: rejections with no residual mass, drawn from p.
+    proposals that were judged; a chain ends at its first rejection, under `block` accepted + 1
+    count when the block was cut. accepted: proposals accepted. An accepted end-of-sequence token
+    counts although it is not emitted, and nothing behind it does. residual_fallbacks: rejections
+    with no residual mass, drawn from p. check: the run against theory, when diagnostics are on.
     """
 
     rule: Rule
@@ -28,11 +44,14 @@ class SpeculativeAcceptanceStats:
     proposed: int = 0
     positions_tested: int = 0
     accepted: int = 0
-    sum_min: float = 0.0
-    sum_prod: float = 0.0
     residual_fallbacks: int = 0
     tested_by_offset: list[int] = field(default_factory=list)
     accepted_by_offset: list[int] = field(default_factory=list)
+    check: TheoryCheck = field(default_factory=TheoryCheck)
+    _sum_min: float = 0.0
+    _sum_prod: float = 0.0
+    _gumbel: float = 0.0
+    _block_length: float = 0.0
 
     def record_round(
         self,
@@ -40,10 +59,11 @@ class SpeculativeAcceptanceStats:
         proposed: int,
         tested: int,
         accepted: int,
-        closed_forms: tuple[list[float], list[float]] | None = None,
+        countable: int,
+        forms: RoundForms | None = None,
         residual_fallback: bool = False,
     ) -> None:
-        """Count a round. closed_forms: sum min and sum p q at each proposed position."""
+        """Count a round. countable: proposals up to the first end of sequence among them."""
         self.rounds += 1
         self.proposed += proposed
         self.positions_tested += tested
@@ -55,9 +75,25 @@ class SpeculativeAcceptanceStats:
         for offset in range(tested):
             self.tested_by_offset[offset] += 1
             self.accepted_by_offset[offset] += offset < accepted
-        if closed_forms is not None:
-            self.sum_min += sum(closed_forms[0][:tested])
-            self.sum_prod += sum(closed_forms[1][:tested])
+        if forms is not None:
+            self._record_forms(forms, tested, accepted, countable)
+
+    def _record_forms(self, forms: RoundForms, tested: int, accepted: int, countable: int) -> None:
+        self._sum_min += sum(forms.sum_min[:tested])
+        self._sum_prod += sum(forms.sum_prod[:tested])
+        self._gumbel += sum(forms.gumbel[:tested])
+        # A block's length stops counting at the end of sequence, which the drafted ids fix.
+        survival = forms.block_survival[:countable]
+        self._block_length += sum(survival)
+        if self.rule is selection.BLOCK:
+            self.check.add_block(survival, accepted)
+        else:
+            self.check.add_positions(self._predicted(forms)[:tested], accepted)
+
+    def _predicted(self, forms: RoundForms) -> list[float]:
+        if self.rule is selection.STOCHASTIC:
+            return forms.sum_min
+        return forms.gumbel if self.rule is selection.GUMBEL_MATCH else forms.sum_prod
 
     @property
     def per_position_acceptance(self) -> float:
@@ -82,9 +118,19 @@ class SpeculativeAcceptanceStats:
     @property
     def closed_form_sum_min(self) -> float:
         """Mean of sum min(p, q) over the tested positions."""
-        return _ratio(self.sum_min, self.positions_tested)
+        return _ratio(self._sum_min, self.positions_tested)
 
     @property
     def closed_form_sum_prod(self) -> float:
         """Mean of sum p q over the tested positions."""
-        return _ratio(self.sum_prod, self.positions_tested)
+        return _ratio(self._sum_prod, self.positions_tested)
+
+    @property
+    def closed_form_gumbel(self) -> float:
+        """Mean of the Gumbel form over the tested positions."""
+        return _ratio(self._gumbel, self.positions_tested)
+
+    @property
+    def closed_form_block_len(self) -> float:
+        """Mean over rounds of the accepted length that block verification expects."""
+        return _ratio(self._block_length, self.rounds)

@@ -6,8 +6,10 @@ Everything here stays on the device; the loop evaluates the result once.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import mlx.core as mx
+import numpy as np
 
 from mlxgen.drafters.proposal import Proposal
 from mlxgen.sampling.chain import SamplerChain, log_probabilities, rows_are_usable
@@ -15,19 +17,39 @@ from mlxgen.sampling.history import History
 from mlxgen.sampling.randomness import Randomness, Stream, gumbel, uniform
 from mlxgen.sampling.target_draw import draw_by_position
 from mlxgen.speculative import closed_forms, selection
-from mlxgen.speculative.rules import Verdict, match_draft_tokens, verify_draft_tokens
+from mlxgen.speculative.rules import (
+    Verdict,
+    block_keep,
+    leading_run,
+    match_draft_tokens,
+    verify_draft_block,
+    verify_draft_tokens,
+)
 from mlxgen.speculative.selection import Rule
+from mlxgen.speculative.statistics import RoundForms
+
+
+class FormArrays(NamedTuple):
+    """The arrays behind `RoundForms`, each `[k] float32`, on the device."""
+
+    sum_min: mx.array
+    sum_prod: mx.array
+    gumbel: mx.array
+    block_survival: mx.array
+
+    def read(self) -> RoundForms:
+        """The numbers, after evaluation."""
+        return RoundForms(*(np.array(form).tolist() for form in self))
 
 
 @dataclass(frozen=True)
 class Verification:
     """A verdict, whether the target's rows were usable (scalar bool), and, when asked for, the
-    closed forms `[k]` of sum min(p, q) and sum p q. All on the device."""
+    closed forms. All on the device."""
 
     verdict: Verdict
     usable: mx.array
-    sum_min: mx.array | None
-    sum_prod: mx.array | None
+    forms: FormArrays | None
 
 
 class Verifier:
@@ -48,27 +70,25 @@ class Verifier:
 
     def verify(self, logits: mx.array, history: History, proposal: Proposal) -> Verification:
         """Judge a proposal. logits: `[k+1, width]`, row i after the proposals d_1..d_i."""
-        if self.rule is selection.STOCHASTIC:
-            return self._reject_and_resample(logits, history, proposal)
+        if self.rule.needs_distribution:
+            return self._judge_by_distribution(logits, history, proposal)
         return self._match(logits, history, proposal)
 
     def _match(self, logits: mx.array, history: History, proposal: Proposal) -> Verification:
         drawn = draw_by_position(
             self._chain, self._randomness, logits, history, proposal.ids, len(history)
         )
-        sum_min = sum_prod = None
+        forms = None
         if self._diagnostics and proposal.log_q is not None:
             if self._chain.config.is_greedy:
-                sum_min = closed_forms.probability_of(drawn.ids[:-1], proposal.log_q)
-                sum_prod = sum_min
+                forms = _one_hot_forms(drawn.ids[:-1], proposal.log_q)
             else:
                 log_p = log_probabilities(drawn.scores[:-1])
-                sum_min = closed_forms.sum_min(log_p, proposal.log_q)
-                sum_prod = closed_forms.sum_prod(log_p, proposal.log_q)
+                forms = _forms(log_p, proposal.log_q, proposal.ids)
         verdict = match_draft_tokens(proposal.ids, drawn.ids)
-        return Verification(verdict, drawn.usable, sum_min, sum_prod)
+        return Verification(verdict, drawn.usable, forms)
 
-    def _reject_and_resample(
+    def _judge_by_distribution(
         self, logits: mx.array, history: History, proposal: Proposal
     ) -> Verification:
         if proposal.log_q is None:
@@ -81,20 +101,31 @@ class Verifier:
             coins = uniform(keys.round_keys(Stream.TARGET_COIN, round_start, offsets))
         scores = chain.scores(logits, history, proposal.ids, coins)
         log_p = log_probabilities(scores)
+        uniforms = uniform(keys.round_keys(Stream.ACCEPT, round_start, offsets[:-1]))
         residual_keys = keys.round_keys(Stream.RESIDUAL, round_start, offsets)
 
         def noise_at(offset: mx.array) -> mx.array:
             return gumbel(residual_keys[offset][None], chain.width)[0]
 
-        verdict = verify_draft_tokens(
-            log_p,
-            proposal.log_q,
-            proposal.ids,
-            uniform(keys.round_keys(Stream.ACCEPT, round_start, offsets[:-1])),
-            noise_at,
-        )
-        sum_min = sum_prod = None
+        verify = verify_draft_block if self.rule is selection.BLOCK else verify_draft_tokens
+        verdict = verify(log_p, proposal.log_q, proposal.ids, uniforms, noise_at)
+        forms = None
         if self._diagnostics:
-            sum_min = closed_forms.sum_min(log_p[:-1], proposal.log_q)
-            sum_prod = closed_forms.sum_prod(log_p[:-1], proposal.log_q)
-        return Verification(verdict, rows_are_usable(logits, scores), sum_min, sum_prod)
+            forms = _forms(log_p[:-1], proposal.log_q, proposal.ids)
+        return Verification(verdict, rows_are_usable(logits, scores), forms)
+
+
+def _forms(log_p: mx.array, log_q: mx.array, ids: mx.array) -> FormArrays:
+    return FormArrays(
+        sum_min=closed_forms.sum_min(log_p, log_q),
+        sum_prod=closed_forms.sum_prod(log_p, log_q),
+        gumbel=closed_forms.gumbel_overlap(log_p, log_q),
+        block_survival=closed_forms.block_survival(block_keep(log_p, log_q, ids).keep),
+    )
+
+
+def _one_hot_forms(target_ids: mx.array, log_q: mx.array) -> FormArrays:
+    """Under greedy sampling both rows are one-hot and every form is their overlap."""
+    overlap = closed_forms.probability_of(target_ids, log_q)
+    kept = mx.arange(overlap.shape[0]) < leading_run(overlap > 0)
+    return FormArrays(overlap, overlap, overlap, kept.astype(mx.float32))

@@ -1,0 +1,42 @@
+"""Sums over a vocabulary that float32 gets right.
+
+One running float32 sum over 150,000 small terms is off by several parts in 10,000, which moves the
+cut of a nucleus by hundreds of tokens. Summing blocks first, then the blocks, is off by a few
+parts in a million and costs the same. All functions take `[rows, V]`.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+_BLOCK = 256
+
+
+def _blocks(rows: mx.array, padding: float) -> mx.array:
+    """`[rows, V] -> [rows, blocks, block]`, padded at the end."""
+    count, width = rows.shape
+    if width <= _BLOCK:
+        return rows[:, None, :]
+    surplus = -width % _BLOCK
+    if surplus:
+        rows = mx.pad(rows, [(0, 0), (0, surplus)], constant_values=padding)
+    return rows.reshape(count, -1, _BLOCK)
+
+
+def total(rows: mx.array) -> mx.array:
+    """Sum of each row: `[rows, 1]`."""
+    return _blocks(rows, 0).sum(axis=-1).sum(axis=-1, keepdims=True)
+
+
+def sums_before(rows: mx.array) -> mx.array:
+    """For each entry the sum of those before it in its row: `[rows, V]`."""
+    blocks = _blocks(rows, 0)
+    within = mx.cumsum(blocks, axis=-1, inclusive=False)
+    before = mx.cumsum(blocks.sum(axis=-1), axis=-1, inclusive=False)
+    return (within + before[..., None]).reshape(len(rows), -1)[:, : rows.shape[-1]]
+
+
+def log_sum_exp(rows: mx.array) -> mx.array:
+    """Log of the sum of exp over each row: `[rows, 1]`."""
+    inner = mx.logsumexp(_blocks(rows, -mx.inf), axis=-1)
+    return mx.logsumexp(inner, axis=-1, keepdims=True)
