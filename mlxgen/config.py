@@ -18,6 +18,11 @@ FILTER_NAMES = ("top_n_sigma", "typical_p", "xtc", "temperature", "top_k", "top_
 MLX_LM_ORDER = ("top_n_sigma", "typical_p", "top_p", "min_p", "xtc", "top_k", "temperature")
 """The order of mlx-lm's sampler, which divides by the temperature last."""
 
+MAX_KV_SIZE_WITH_DRAFT = (
+    "--max-kv-size keeps a rotating cache, which cannot be rewound after a rejected draft: drop "
+    "it, or decode without a draft (--num-draft-tokens 0)"
+)
+
 
 class AcceptRule(str, Enum):
     """The acceptance rule that a user asks for; see `mlxgen.speculative.selection`."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlxgen.cache.cached_model import CachedModel
-from mlxgen.config import GenerationConfig
+from mlxgen.config import MAX_KV_SIZE_WITH_DRAFT, GenerationConfig
 from mlxgen.decoding.plain import PlainGenerator
 from mlxgen.decoding.tokens import FinishReason, Token
 from mlxgen.drafters.draft_model import DraftModel
@@ -31,11 +31,6 @@ from mlxgen.speculative.statistics import SpeculativeAcceptanceStats
 from mlxgen.text.prompt import encode_prompt
 from mlxgen.text.stop import StopStrings
 from mlxgen.text.stream import TextStream
-
-MAX_KV_SIZE_WITH_DRAFT = (
-    "--max-kv-size keeps a rotating cache, which cannot be rewound after a rejected draft: drop "
-    "it, or decode without a draft (--num-draft-tokens 0)"
-)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from mlxgen import __version__
 from mlxgen.cli.generate import run_generate
 from mlxgen.cli.options import GenerateOptions
 from mlxgen.cli.outcome import PROGRAM, run
+from mlxgen.cli.verify import DEFAULT_TOKENS, VerifyOptions, run_verify
 
 app = typer.Typer(
     name=PROGRAM,
@@ -513,5 +514,72 @@ def generate(
             quantized_kv_start=quantized_kv_start,
             max_kv_size=max_kv_size,
             prefill_step_size=prefill_step_size,
+        )
+    )
+
+
+@app.command()
+def verify(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "-m",
+            "--model",
+            metavar="DIR|HUB_ID",
+            help="Target model: a directory, or a hub id (owner/name). Default: the default pair.",
+        ),
+    ] = None,
+    draft_model: Annotated[
+        str | None,
+        typer.Option(metavar="DIR|HUB_ID", help="The draft model to verify with it."),
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(metavar="REV", help="Revision of the target's hub id.")
+    ] = None,
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option("--trust-remote-code", help="Run code that a model directory brings along."),
+    ] = False,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option("-p", "--prompt", metavar="TEXT", help="A prompt to run on. Repeatable."),
+    ] = None,
+    max_tokens: Annotated[
+        int, typer.Option("-n", "--max-tokens", help="Tokens of each run.")
+    ] = DEFAULT_TOKENS,
+    temp: Annotated[
+        float, typer.Option("-t", "--temp", help="Temperature of the sampled checks.")
+    ] = 0.8,
+    num_draft_tokens: Annotated[
+        int, typer.Option(metavar="N", help="Tokens proposed in a round.")
+    ] = 3,
+    seed: Annotated[
+        str, typer.Option(metavar="N", help="0 to 2^64-1; fixed, so that a failure repeats.")
+    ] = "0",
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document on stdout.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Versions, and a traceback with an error.")
+    ] = False,
+) -> int:
+    """Verify that speculation changes nothing on a pair of models.
+
+    Runs both models with every rule: greedy and same-seed parity with plain decoding, acceptance
+    against theory, caches in lock-step, vocabularies. Exit 0 when every check passes, 1 otherwise.
+    """
+    return run_verify(
+        VerifyOptions(
+            model=model,
+            revision=revision,
+            draft_model=draft_model,
+            trust_remote_code=trust_remote_code,
+            prompt=prompt or [],
+            max_tokens=max_tokens,
+            temp=temp,
+            num_draft_tokens=num_draft_tokens,
+            seed=seed,
+            json=json,
+            verbose=verbose,
         )
     )

@@ -13,6 +13,7 @@ from typing import NoReturn
 import typer
 from typer.exceptions import TyperException
 
+from mlxgen.cli.streams import printable
 from mlxgen.errors import ExitCode, MlxgenError
 
 PROGRAM = "mlxgen"
@@ -59,5 +60,6 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
 def _fail(message: str, code: ExitCode, verbose: bool) -> int:
     if verbose:
         traceback.print_exc(file=sys.stderr)
-    print(f"{PROGRAM}: error: {' '.join(message.split())}", file=sys.stderr)
+    # A message may quote a model's own words, such as a chat template's.
+    print(f"{PROGRAM}: error: {printable(' '.join(message.split()))}", file=sys.stderr)
     return code

@@ -28,11 +28,12 @@ def read_prompt(prompt: str | None, file: str | None) -> str:
 
 
 def _read_file(file: str) -> str:
-    path = Path(file).expanduser()
     try:
-        return _decode(path.read_bytes(), f"-f {file}")
+        return _decode(Path(file).expanduser().read_bytes(), f"-f {file}")
     except OSError as error:
         raise InputError(f"-f {file}: {error.strerror or error}") from error
+    except RuntimeError as error:  # a home that is not known
+        raise InputError(f"-f {file}: {error}") from error
 
 
 def _read_stdin(*, is_asked_for: bool) -> str:

@@ -20,7 +20,11 @@ _DRAFT_COLOUR, _PLAIN_COLOUR = "\x1b[36m", "\x1b[0m"
 _CONTROLS = {
     code: f"\\x{code:02x}" for code in [*range(32), *range(127, 160)] if code not in (9, 10)
 }
-"""Control characters as visible escapes; tab and newline stay."""
+
+
+def printable(text: str) -> str:
+    """The text with control characters as visible escapes; tab and newline stay."""
+    return text.translate(_CONTROLS)
 
 
 class Mode(Enum):
@@ -61,7 +65,7 @@ class Streams:
         if self._mode is Mode.JSON:
             return
         if self._is_terminal:
-            piece = piece.translate(_CONTROLS)
+            piece = printable(piece)
         if from_draft and self._colours_draft:
             piece = f"{_DRAFT_COLOUR}{piece}{_PLAIN_COLOUR}"
         self._out.write(piece)
@@ -77,8 +81,28 @@ class Streams:
         """Write the lines that follow the text."""
         stream = self._out if self._mode is Mode.DEFAULT else self._err
         for line in lines:
-            print(line, file=stream)
+            print(printable(line) if stream.isatty() else line, file=stream)
         stream.flush()
+
+    def checks(self, rows: list[tuple[str, bool, str]]) -> None:
+        """Checks as (name, passed, detail): a table on a terminal, plain lines elsewhere."""
+        if self._mode is Mode.JSON:
+            return
+        if not self._is_terminal:
+            width = max(len(name) for name, _, _ in rows)
+            for name, passed, detail in rows:
+                print(f"{'ok  ' if passed else 'FAIL'}  {name:<{width}}  {detail}", file=self._out)
+            return
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table("Check", "", "What was seen", box=box.SIMPLE_HEAD)
+        for name, passed, detail in rows:
+            mark = Text("ok", "green") if passed else Text("FAIL", "bold red")
+            table.add_row(Text(name), mark, Text(detail))
+        Console(file=self._out).print(table)
 
     def document(self, document: dict[str, Any]) -> None:
         """Write the JSON document as one line."""

@@ -91,7 +91,7 @@ def read_checkpoint(path: Path, role: str) -> Checkpoint:
 def _read_object(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0]
         raise ModelError(f"cannot read {file}: {reason}") from error
     if not isinstance(value, dict):

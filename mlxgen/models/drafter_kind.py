@@ -42,7 +42,8 @@ CLASSIC_LINE = (
 
 def special_kind(config: dict[str, Any]) -> str | None:
     """`mtp` or `dflash` for a drafter that is no full model, None for anything else."""
-    if config.get("model_type") in _MTP_MODEL_TYPES:
+    model_type = config.get("model_type")
+    if isinstance(model_type, str) and model_type in _MTP_MODEL_TYPES:
         return "mtp"
     architectures = config.get("architectures")
     names = architectures if isinstance(architectures, list) else []

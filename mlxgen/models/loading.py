@@ -10,14 +10,13 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
 from mlxgen.errors import MlxgenError, ModelError
 from mlxgen.models.checkpoint import Checkpoint, read_checkpoint
-from mlxgen.models.source import resolve_model
+from mlxgen.models.source import resolve_adapter, resolve_model
 
 _LARGEST_SHARE_OF_MEMORY = 0.6
 
@@ -85,14 +84,13 @@ def load_checkpoint(
     """Load what a checkpoint names. Raises `ModelError` with the reason in one line."""
     from mlx_lm import utils
 
-    if adapter is not None and not (Path(adapter).expanduser() / "adapter_config.json").is_file():
-        raise ModelError(f"--adapter {adapter}: no such directory with an adapter_config.json")
+    adapter_path = None if adapter is None else resolve_adapter(adapter)
     try:
         model, config = utils.load_model(
             checkpoint.path, lazy=True, trust_remote_code=trust_remote_code
         )
-        if adapter is not None:
-            model = utils.load_adapters(model, str(Path(adapter).expanduser()))
+        if adapter_path is not None:
+            model = utils.load_adapters(model, str(adapter_path))
             model.eval()
         if mx.default_device().type == mx.DeviceType.cpu:
             model = _in_float32(model, checkpoint, warn)

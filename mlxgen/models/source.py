@@ -28,19 +28,32 @@ def resolve_model(reference: str, revision: str | None, option: str) -> Path:
     a Hub call. `owner/name` is fetched through the Hub cache; with HF_HUB_OFFLINE=1 only the cache
     is looked at. option: the flag the reference came from, for messages.
     """
-    path = Path(reference).expanduser()
-    if path.is_dir():
+    if not reference.strip():
+        raise OptionError(f"{option} needs a directory or a hub id (owner/name)")
+    try:
+        path = Path(reference).expanduser()
+        is_directory, exists = path.is_dir(), path.exists()
+    except (OSError, RuntimeError) as error:  # a name too long, a home that is not known
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ModelError(f"{option} {reference[:100]}: no such directory ({reason})") from error
+    if is_directory:
         if revision is not None:
             raise OptionError(f"--revision is for hub ids, and {option} {reference} is a directory")
         return path
-    if path.exists():
+    if exists:
         raise ModelError(f"{option} {reference}: is a file; pass the model's directory")
-    if not reference.strip():
-        raise OptionError(f"{option} needs a directory or a hub id (owner/name)")
     if not _HUB_ID.fullmatch(reference):
         hint = "" if _looks_like_a_path(reference) else ", and not a hub id (owner/name)"
         raise ModelError(f"{option} {reference}: no such directory{hint}")
     return _snapshot(reference, revision, option)
+
+
+def resolve_adapter(reference: str) -> Path:
+    """The directory of a LoRA adapter. Raises `ModelError` when there is none."""
+    path = Path(os.path.expanduser(reference))  # noqa: PTH111 - Path's raises for unknown users
+    if not os.path.isfile(path / "adapter_config.json"):  # noqa: PTH113 - Path's may raise
+        raise ModelError(f"--adapter {reference}: no such directory with an adapter_config.json")
+    return path
 
 
 def _looks_like_a_path(reference: str) -> bool:

@@ -1,0 +1,1 @@
+"""Proving a pair right: the checks of `mlxgen verify`."""
