@@ -74,6 +74,7 @@ def load_pair(
     verbose: bool = False,
 ) -> tuple[LoadedModel, LoadedModel | None]:
     """Load both models; a draft that does not fit the target is an error here."""
+    from mlxgen.backend.blas import use_fast_blas
     from mlxgen.models.loading import load_checkpoint
     from mlxgen.models.vocabulary import compare_vocabularies
 
@@ -89,6 +90,8 @@ def load_pair(
     target = load_checkpoint(
         choice.target, adapter=adapter, trust_remote_code=trust_remote_code, warn=streams.warn
     )
+    if verbose:
+        streams.note(f"Matrix products in float32 on the CPU: {use_fast_blas().detail}")
     if choice.draft is None or choice.kind is None:
         return target, None
     streams.note(f'Loading draft model from "{choice.draft.path}"...')

@@ -1,0 +1,1 @@
+"""The machine below MLX: which BLAS its CPU backend multiplies with."""

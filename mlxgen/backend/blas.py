@@ -1,0 +1,131 @@
+"""A faster matrix product for MLX on a Linux CPU.
+
+MLX's CPU wheel multiplies float32 matrices with the reference BLAS, which is not blocked for
+caches: five rows cost four times as much as one, so verifying a block is no cheaper than decoding
+it token by token. SciPy, which mlxgen needs anyway, brings a current OpenBLAS, but under names of
+its own. So MLX's calls of `cblas_sgemm` are pointed at SciPy's, after a check that the two agree.
+
+OpenBLAS runs on one thread here: its threads wait for each other by spinning, and on busy cores
+that took several times as long as the reference BLAS. One thread is never slower than it.
+
+`MLXGEN_BLAS=off` leaves MLX alone; `MLXGEN_BLAS=PATH` names another library with a `cblas_sgemm`,
+whose number of threads is then its own affair.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from dataclasses import dataclass
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlxgen.backend.imported_calls import import_slots, redirect
+from mlxgen.errors import OptionError
+
+VARIABLE = "MLXGEN_BLAS"
+_MLX_LIBRARY = "libmlx.so"
+_FUNCTION = "cblas_sgemm"
+_TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class BlasChoice:
+    """Whether MLX multiplies with another BLAS now, and which or why not, in a few words."""
+
+    is_replaced: bool
+    detail: str
+
+
+_chosen: BlasChoice | None = None
+
+
+def use_fast_blas() -> BlasChoice:
+    """Give MLX's CPU backend a faster float32 matrix product, once per process.
+
+    Does nothing on a GPU, off Linux, or where anything is not as expected. Raises `OptionError`
+    when MLXGEN_BLAS names a library that cannot be used.
+    """
+    global _chosen
+    if _chosen is None:
+        _chosen = _choose(os.environ.get(VARIABLE, "").strip())
+    return _chosen
+
+
+def _choose(setting: str) -> BlasChoice:
+    if mx.default_device().type != mx.DeviceType.cpu or not sys.platform.startswith("linux"):
+        return BlasChoice(False, "MLX's own (only the Linux CPU backend needs another)")
+    if setting.lower() == "off":
+        return BlasChoice(False, f"MLX's own ({VARIABLE}=off)")
+    slots = import_slots(_MLX_LIBRARY, _FUNCTION)
+    if not slots:
+        return BlasChoice(False, "MLX's own (its library does not import a replaceable one)")
+    if setting:
+        product, name = _named_library(setting), setting
+    else:
+        found = _scipy_openblas()
+        if found is None:
+            return BlasChoice(False, "MLX's own (SciPy brings no OpenBLAS here)")
+        product, name = found
+    address = ctypes.cast(product, ctypes.c_void_p).value
+    if address is None:
+        return BlasChoice(False, f"MLX's own ({name} has no address for {_FUNCTION})")
+    before = redirect(slots, address)
+    if _multiplies_right():
+        return BlasChoice(True, name)
+    for slot, original in zip(slots, before, strict=True):
+        redirect([slot], original)
+    if setting:
+        raise OptionError(f"{VARIABLE}={setting}: its {_FUNCTION} gives wrong products")
+    return BlasChoice(False, f"MLX's own ({name} gave wrong products)")
+
+
+def _named_library(path: str) -> Any:
+    try:
+        return ctypes.CDLL(str(Path(path).expanduser()), mode=ctypes.RTLD_GLOBAL)[_FUNCTION]
+    except (OSError, AttributeError) as error:
+        raise OptionError(
+            f"{VARIABLE} must be off or the path of a library with {_FUNCTION}: {error}"
+        ) from error
+
+
+def _scipy_openblas() -> tuple[Any, str] | None:
+    """SciPy's single-precision product with 32-bit integers, set to one thread, and its name."""
+    package = util.find_spec("scipy")
+    if package is None or package.origin is None:
+        return None
+    folder = Path(package.origin).parent.parent / "scipy.libs"
+    for file in sorted(folder.glob("libscipy_openblas-*.so")):
+        library = ctypes.CDLL(str(file))
+        try:
+            product, set_threads = library.scipy_cblas_sgemm, library.scipy_openblas_set_num_threads
+            describe = library.scipy_openblas_get_config
+        except AttributeError:
+            continue
+        set_threads(1)
+        describe.restype = ctypes.c_char_p
+        version = " ".join(describe().decode("ascii", "replace").split()[:2])
+        return product, f"SciPy's {version}, 1 thread"
+    return None
+
+
+def _multiplies_right() -> bool:
+    """Compare products of several shapes, transposed ones included, with NumPy's in float64."""
+    generator = np.random.default_rng(0)
+    for rows, inner, columns in ((1, 64, 48), (5, 96, 33), (33, 17, 5)):
+        a = generator.standard_normal((rows, inner)).astype(np.float32)
+        b = generator.standard_normal((inner, columns)).astype(np.float32)
+        wanted = a.astype(np.float64) @ b.astype(np.float64)
+        for product in (
+            mx.array(a) @ mx.array(b),
+            mx.array(a) @ mx.array(np.ascontiguousarray(b.T)).T,
+            mx.array(np.ascontiguousarray(a.T)).T @ mx.array(b),
+        ):
+            if not np.allclose(np.array(product), wanted, rtol=_TOLERANCE, atol=_TOLERANCE):
+                return False
+    return True
