@@ -198,11 +198,31 @@ class SamplingConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PromptLookupConfig:
+    """Drafting from the text itself. Numbers count tokens."""
+
+    ngram_max: int = 3
+    ngram_min: int = 2
+    max_draft: int = 7
+
+    def __post_init__(self) -> None:
+        low, high = self.ngram_min, self.ngram_max
+        _check(low >= 1, "--prompt-lookup-ngram-min", low, "at least 1")
+        _check(low <= high, "--prompt-lookup-ngram-max", high, f"at least the minimum, {low}")
+        _check(high <= 16, "--prompt-lookup-ngram-max", high, "at most 16")
+        draft = self.max_draft
+        _check(1 <= draft <= 64, "--prompt-lookup-max-draft", draft, "between 1 and 64")
+
+
+@dataclass(frozen=True, kw_only=True)
 class SpeculationConfig:
     """How drafts are proposed and judged."""
 
     num_draft_tokens: int = 3
-    """k, the most tokens proposed in a round; 0 decodes without a draft."""
+    """k, the most tokens that the draft model proposes in a round; 0 leaves it out."""
+    adapts_depth: bool = False
+    """Let measured costs and acceptance choose k, 0 included; `num_draft_tokens` is not used."""
+    prompt_lookup: PromptLookupConfig | None = None
     accept_rule: AcceptRule = AcceptRule.SAMPLER_MATCH
     diagnostics: bool = False
     """Compute the closed forms of acceptance at the tested positions."""
@@ -211,14 +231,19 @@ class SpeculationConfig:
 
     def __post_init__(self) -> None:
         _check(
-            0 <= self.num_draft_tokens <= 1024,
+            0 <= self.num_draft_tokens <= 256,
             "--num-draft-tokens",
             self.num_draft_tokens,
-            "between 0 and 1024",
+            "between 0 and 256",
         )
         t = self.draft_temperature
         usable = t is None or (math.isfinite(t) and t >= 0)
         _check(usable, "--draft-temp", t, "a finite number of at least 0")
+
+    @property
+    def drafts_with_model(self) -> bool:
+        """Whether a draft model has anything to do."""
+        return self.adapts_depth or self.num_draft_tokens > 0
 
 
 @dataclass(frozen=True, kw_only=True)

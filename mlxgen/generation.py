@@ -21,11 +21,15 @@ from mlxgen.config import MAX_KV_SIZE_WITH_DRAFT, GenerationConfig
 from mlxgen.decoding.plain import PlainGenerator
 from mlxgen.decoding.tokens import FinishReason, Token
 from mlxgen.drafters.draft_model import DraftModel
+from mlxgen.drafters.lookup_first import LookupFirst
+from mlxgen.drafters.prompt_lookup import PromptLookup
+from mlxgen.drafters.proposal import Drafter
 from mlxgen.errors import InputError, OptionError
 from mlxgen.models.loading import LoadedModel
 from mlxgen.models.vocabulary import compare_vocabularies
 from mlxgen.sampling.chain import SamplerChain
 from mlxgen.sampling.randomness import Randomness
+from mlxgen.speculative.depth import AdaptiveDepth, DepthSummary, FixedDepth
 from mlxgen.speculative.loop import Round, SpeculativeGenerator
 from mlxgen.speculative.statistics import SpeculativeAcceptanceStats
 from mlxgen.text.prompt import encode_prompt
@@ -40,7 +44,8 @@ class Generation:
     tokens: the emitted tokens; an end-of-sequence token is never among them, the one that
     completes a stop string is. text: ends before a stop string. statistics: None when no drafter
     was there. prefill_ms: until all prompt tokens but the last are in the caches; decode_ms: from
-    there to the end, so that every token costs one share of it on every path.
+    there to the end, so that every token costs one share of it on every path. depth: what an
+    adaptive draft length chose and why.
     """
 
     text: str
@@ -52,6 +57,7 @@ class Generation:
     statistics: SpeculativeAcceptanceStats | None
     prefill_ms: float
     decode_ms: float
+    depth: DepthSummary | None = None
 
     @property
     def token_ids(self) -> list[int]:
@@ -142,9 +148,9 @@ class GenerationStream:
             reason = FinishReason.STOP
         else:
             reason = generator.finish_reason
-        statistics = None
+        statistics = depth = None
         if isinstance(generator, SpeculativeGenerator):
-            statistics = generator.statistics
+            statistics, depth = generator.statistics, generator.depth_summary
         return Generation(
             text="".join(self._text),
             tokens=tuple(self._tokens),
@@ -155,6 +161,7 @@ class GenerationStream:
             statistics=statistics,
             prefill_ms=1e3 * (self._prefilled_s - self._started_s),
             decode_ms=1e3 * (self._ended_s - self._prefilled_s),
+            depth=depth,
         )
 
 
@@ -169,7 +176,8 @@ def stream_generate(
     """Start a run; iterate over what comes back.
 
     prompt: text, put through the chat template where there is one, or token ids as they are.
-    Without a draft, or with num_draft_tokens of 0, decoding is plain. Raises `InputError` for an
+    Without a draft, or with num_draft_tokens of 0, decoding is plain, unless prompt lookup is on.
+    Raises `InputError` for an
     empty prompt or one with ids that the model cannot embed, `OptionError` for options that do not
     fit the model, `PairError` for a draft that does not fit the target.
     """
@@ -213,38 +221,58 @@ def build_generator(
     randomness = Randomness(config.seed)
     ending = frozenset() if config.ignore_eos else eos_ids
     cached_target = CachedModel(target.model, role="target", width=width, config=config.cache)
-    k = config.speculation.num_draft_tokens
-    if draft is None or k == 0:
+    drafter = _build_drafter(target, config, draft, chain, randomness)
+    if drafter is None:
         return PlainGenerator(
             cached_target, chain, randomness, eos_ids=ending, logprobs=config.logprobs
         )
-    compare_vocabularies(target.vocabulary, draft.vocabulary)
     if config.cache.max_kv_size is not None:
         raise OptionError(MAX_KV_SIZE_WITH_DRAFT)
-    rows = draft.checkpoint.vocabulary_rows
-    cached_draft = CachedModel(
-        draft.model,
-        role="draft",
-        width=width,
-        embedding_rows=rows if rows is not None and rows < width else None,
-        config=config.cache,
-    )
-    draft_chain = chain
-    temperature = config.speculation.draft_temperature
-    if temperature is not None:
-        draft_chain = chain.with_config(config.sampling.for_draft(temperature))
+    speculation = config.speculation
     return SpeculativeGenerator(
         cached_target,
-        DraftModel(cached_draft, draft_chain, randomness),
+        drafter,
         chain,
         randomness,
-        num_draft_tokens=k,
-        accept_rule=config.speculation.accept_rule,
-        diagnostics=config.speculation.diagnostics,
+        depth=AdaptiveDepth()
+        if speculation.adapts_depth
+        else FixedDepth(speculation.num_draft_tokens),
+        accept_rule=speculation.accept_rule,
+        diagnostics=speculation.diagnostics,
         eos_ids=ending,
         logprobs=config.logprobs,
         on_round=on_round,
     )
+
+
+def _build_drafter(
+    target: LoadedModel,
+    config: GenerationConfig,
+    draft: LoadedModel | None,
+    chain: SamplerChain,
+    randomness: Randomness,
+) -> Drafter | None:
+    speculation = config.speculation
+    lookup = None
+    if speculation.prompt_lookup is not None:
+        lookup = PromptLookup(speculation.prompt_lookup, chain.width)
+    if draft is None or not speculation.drafts_with_model:
+        return lookup
+    compare_vocabularies(target.vocabulary, draft.vocabulary)
+    rows = draft.checkpoint.vocabulary_rows
+    cached = CachedModel(
+        draft.model,
+        role="draft",
+        width=chain.width,
+        embedding_rows=rows if rows is not None and rows < chain.width else None,
+        config=config.cache,
+    )
+    draft_chain = chain
+    if speculation.draft_temperature is not None:
+        draft_chain = chain.with_config(config.sampling.for_draft(speculation.draft_temperature))
+    context = draft.checkpoint.declared_context_tokens
+    model = DraftModel(cached, draft_chain, randomness, context_tokens=context)
+    return model if lookup is None else LookupFirst(lookup, model)
 
 
 def _check_prompt(prompt_ids: list[int], target: LoadedModel) -> None:

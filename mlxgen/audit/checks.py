@@ -52,7 +52,7 @@ class _CacheWatch:
         self.rounds += 1
         self._text_tokens += len(done.emitted)
         wanted = self._text_tokens - 1
-        draft = done.draft_cache_tokens + done.owed_tokens
+        draft = (done.draft_cache_tokens or 0) + done.owed_tokens
         if not done.target_cache_tokens == draft == wanted or done.owed_tokens not in (0, 1):
             self.broken.append(
                 f"round {self.rounds}: target {done.target_cache_tokens}, draft "
@@ -163,6 +163,7 @@ def _theory(rule: AcceptRule, runs: list[Generation]) -> CheckResult:
         expected=sum(check.expected for check in checks),
         observed=sum(check.observed for check in checks),
         variance=sum(check.variance for check in checks),
+        largest_step=max(check.largest_step for check in checks),
     )
     tested = sum(run.statistics.positions_tested for run in runs if run.statistics is not None)
     detail = (

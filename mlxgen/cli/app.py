@@ -333,8 +333,42 @@ def generate(
     num_draft_tokens: Annotated[
         str | None,
         typer.Option(
+            metavar="N|auto",
+            help="Tokens proposed in a round; 0 decodes without the draft, auto lets measured "
+            "costs choose, 0 included. Default 3.",
+            rich_help_panel=_SPECULATION,
+        ),
+    ] = None,
+    prompt_lookup: Annotated[
+        bool,
+        typer.Option(
+            "--prompt-lookup",
+            help="Propose what followed the newest tokens earlier in the text; alone, or ahead of "
+            "the draft model.",
+            rich_help_panel=_SPECULATION,
+        ),
+    ] = False,
+    prompt_lookup_ngram_max: Annotated[
+        int | None,
+        typer.Option(
             metavar="N",
-            help="Tokens proposed in a round; 0 decodes without the draft. Default 3.",
+            help="Longest run of tokens looked up. Default 3, at most 16.",
+            rich_help_panel=_SPECULATION,
+        ),
+    ] = None,
+    prompt_lookup_ngram_min: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Shortest run of tokens looked up. Default 2.",
+            rich_help_panel=_SPECULATION,
+        ),
+    ] = None,
+    prompt_lookup_max_draft: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Most tokens that lookup proposes in a round. Default 7, at most 64.",
             rich_help_panel=_SPECULATION,
         ),
     ] = None,
@@ -498,6 +532,10 @@ def generate(
             no_generation_config=no_generation_config,
             draft_model=draft_model,
             num_draft_tokens=num_draft_tokens,
+            prompt_lookup=prompt_lookup,
+            prompt_lookup_ngram_max=prompt_lookup_ngram_max,
+            prompt_lookup_ngram_min=prompt_lookup_ngram_min,
+            prompt_lookup_max_draft=prompt_lookup_max_draft,
             draft_kind=draft_kind,
             draft_block_size=draft_block_size,
             accept_rule=accept_rule,

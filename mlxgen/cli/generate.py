@@ -40,9 +40,9 @@ def run_generate(options: GenerateOptions) -> ExitCode:
     mode = Mode.JSON if options.json else Mode.QUIET if options.quiet else Mode.DEFAULT
     streams = Streams(mode, show_draft=options.show_draft)
     configure_logging(os.environ)
+    plan = _plan(options, streams)
     if options.show_draft and not streams.can_colour and mode is not Mode.JSON:
         streams.warn("--show-draft colours text on a terminal only; --json marks each token")
-    plan = _plan(options, streams)
 
     # From here on MLX and mlx-lm are needed, which take their time to import.
     target, draft = load_pair(
@@ -80,10 +80,12 @@ def _plan(options: GenerateOptions, streams: Streams) -> _Plan:
         if (option := options.draft_only_option()) is not None:
             raise OptionError(f"{option} needs --draft-model")
         why_plain = "no draft model"
-    elif config.speculation.num_draft_tokens == 0:
+    elif not config.speculation.drafts_with_model:
         pair = replace(pair, draft=None)
         why_plain = "--num-draft-tokens is 0"
-    elif config.cache.max_kv_size is not None:
+    if config.speculation.prompt_lookup is not None:
+        why_plain = None
+    if config.cache.max_kv_size is not None and why_plain is None:
         raise OptionError(MAX_KV_SIZE_WITH_DRAFT)
     recommended = {} if options.no_generation_config else pair.target.sampling_defaults()
     config = replace(config, sampling=options.sampling(recommended))
@@ -132,6 +134,7 @@ def _generate(
         extra_eos_ids=_extra_eos_ids(options.extra_eos_token, target),
         max_tokens=_max_tokens(options.max_tokens, len(prompt_ids), plan.pair.target, streams),
     )
+    _note_draft_context(plan.pair, len(prompt_ids) + config.max_tokens, streams)
     if not config.sampling.is_greedy:
         streams.note(f"Seed: {config.seed}")
     if options.verbose:
@@ -163,6 +166,11 @@ def _generate(
         lines.append(report_lines.generated_line(result))
     if result.statistics is not None:
         lines.extend(report_lines.speculation_lines(result.statistics))
+        if config.speculation.prompt_lookup is not None:
+            lines.append(report_lines.drafters_line(result.statistics))
+    if result.depth is not None and options.profile:
+        for line in report_lines.depth_lines(result):
+            streams.note(line)
     streams.statistics(lines)
     if result.statistics is not None and not result.statistics.check.is_consistent:
         streams.warn(
@@ -183,6 +191,18 @@ def _generate(
         )
     )
     return exit_code
+
+
+def _note_draft_context(pair: PairChoice, text_tokens: int, streams: Streams) -> None:
+    """Say so when the text may outgrow the draft's context window before the target's."""
+    if pair.draft is None:
+        return
+    window = pair.draft.declared_context_tokens
+    if window is not None and window < min(text_tokens, pair.target.context_tokens):
+        streams.note(
+            f"note: the draft's context window is {window} tokens; past it decoding goes on "
+            f"without the draft model"
+        )
 
 
 def _extra_eos_ids(tokens: list[str], target: LoadedModel) -> tuple[int, ...]:

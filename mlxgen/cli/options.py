@@ -19,6 +19,7 @@ from mlxgen.config import (
     MLX_LM_ORDER,
     AcceptRule,
     CacheConfig,
+    PromptLookupConfig,
     SamplingConfig,
     SpeculationConfig,
 )
@@ -67,6 +68,10 @@ class GenerateOptions:
     no_generation_config: bool
     draft_model: str | None
     num_draft_tokens: str | None
+    prompt_lookup: bool
+    prompt_lookup_ngram_max: int | None
+    prompt_lookup_ngram_min: int | None
+    prompt_lookup_max_draft: int | None
     draft_kind: str | None
     draft_block_size: int | None
     accept_rule: str | None
@@ -139,24 +144,45 @@ class GenerateOptions:
         diagnostics = self.accept_diag
         if diagnostics is None:
             diagnostics = environment.diagnostics(variables)
+        adapts = self.num_draft_tokens == "auto"
         return SpeculationConfig(
-            num_draft_tokens=parse_draft_tokens(self.num_draft_tokens),
+            num_draft_tokens=parse_draft_tokens(None if adapts else self.num_draft_tokens),
+            adapts_depth=adapts,
+            prompt_lookup=self._prompt_lookup(),
             accept_rule=rule,
             diagnostics=diagnostics,
             draft_temperature=self.draft_temp,
         )
 
+    def _prompt_lookup(self) -> PromptLookupConfig | None:
+        given = {
+            "ngram_max": self.prompt_lookup_ngram_max,
+            "ngram_min": self.prompt_lookup_ngram_min,
+            "max_draft": self.prompt_lookup_max_draft,
+        }
+        numbers = {name: value for name, value in given.items() if value is not None}
+        if self.prompt_lookup:
+            return PromptLookupConfig(**numbers)
+        if numbers:
+            option = "--prompt-lookup-" + next(iter(numbers)).replace("_", "-")
+            raise OptionError(f"{option} needs --prompt-lookup")
+        return None
+
     def draft_only_option(self) -> str | None:
-        """The first given option that means nothing without a draft."""
+        """The first given option that means nothing without a draft.
+
+        Prompt lookup is a draft to the rules, but not a model.
+        """
         given = {
             "--num-draft-tokens": self.num_draft_tokens not in (None, "0"),
             "--draft-kind": self.draft_kind is not None,
             "--draft-block-size": self.draft_block_size is not None,
-            "--accept-rule": self.accept_rule is not None,
-            "--accept-diag": self.accept_diag is True,
             "--draft-temp": self.draft_temp is not None,
-            "--show-draft": self.show_draft,
         }
+        if not self.prompt_lookup:
+            given["--accept-rule"] = self.accept_rule is not None
+            given["--accept-diag"] = self.accept_diag is True
+            given["--show-draft"] = self.show_draft
         return next((option for option, is_given in given.items() if is_given), None)
 
 
@@ -172,15 +198,15 @@ def parse_accept_rule(text: str) -> AcceptRule:
 
 
 def parse_draft_tokens(text: str | None) -> int:
-    """`--num-draft-tokens`, 3 when not given."""
+    """`--num-draft-tokens` as a number, 3 when not given."""
     if text is None:
         return DEFAULT_DRAFT_TOKENS
-    if text == "auto":
-        raise OptionError("--num-draft-tokens auto is not there yet; pass a number")
     try:
         return int(text)
     except ValueError:
-        raise OptionError(f"--num-draft-tokens must be a whole number, not {text!r}") from None
+        raise OptionError(
+            f"--num-draft-tokens must be a whole number or auto, not {text!r}"
+        ) from None
 
 
 def parse_seed(text: str | None) -> int:

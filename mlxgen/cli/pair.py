@@ -94,8 +94,14 @@ def load_pair(
         streams.note(f"Matrix products in float32 on the CPU: {use_fast_blas().detail}")
     if choice.draft is None or choice.kind is None:
         return target, None
-    streams.note(f'Loading draft model from "{choice.draft.path}"...')
-    draft = load_checkpoint(choice.draft, trust_remote_code=trust_remote_code, warn=streams.warn)
+    if choice.draft.path.resolve() == choice.target.path.resolve() and adapter is None:
+        streams.note("The draft is the target itself; its weights are loaded once.")
+        draft = target
+    else:
+        streams.note(f'Loading draft model from "{choice.draft.path}"...')
+        draft = load_checkpoint(
+            choice.draft, trust_remote_code=trust_remote_code, warn=streams.warn
+        )
     for note in compare_vocabularies(target.vocabulary, draft.vocabulary):
         streams.note(f"note: {note}")
     streams.note("Draft model loaded.")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import mlx.core as mx
 
 from mlxgen.cache.cached_model import CachedModel
-from mlxgen.drafters.proposal import LengthPolicy, Proposal
+from mlxgen.drafters.proposal import MODEL_DRAFTER, LengthPolicy, Proposal, one_hot_log
 from mlxgen.sampling.chain import SamplerChain, draw, log_probabilities, rows_are_usable
 from mlxgen.sampling.history import History, IntArray
 from mlxgen.sampling.randomness import Randomness, Stream, gumbel, uniform
+
+_REPLAYED_TOKENS = 2
 
 
 class DraftModel:
@@ -18,11 +20,22 @@ class DraftModel:
     proposal was never forwarded here. Whatever is owed is replayed at the head of the next round.
     """
 
+    name = MODEL_DRAFTER
     reports_distribution = True
     length_policy = LengthPolicy.FIXED
 
-    def __init__(self, model: CachedModel, chain: SamplerChain, randomness: Randomness) -> None:
-        model.require_rewindable()
+    def __init__(
+        self,
+        model: CachedModel,
+        chain: SamplerChain,
+        randomness: Randomness,
+        *,
+        context_tokens: int | None = None,
+    ) -> None:
+        """context_tokens: the draft's context window; it stops proposing where that ends."""
+        model.make_rewindable()
+        self._context_tokens = context_tokens
+        self._is_past_context = False
         self._model = model
         self._chain = chain
         self._randomness = randomness
@@ -32,9 +45,27 @@ class DraftModel:
         """Number of tokens in the draft's cache."""
         return self._model.cached_tokens
 
+    @property
+    def can_run_ahead(self) -> bool:
+        """Whether its cache can be cut back by more than a round."""
+        return self._model.can_run_ahead
+
+    @property
+    def is_past_context(self) -> bool:
+        """Whether the text has outgrown the draft's context window."""
+        return self._is_past_context
+
     def prefill(self, prompt: IntArray) -> None:
         """Take in all prompt tokens but the last."""
         self._model.prefill(prompt[:-1])
+
+    def plan(self, history: History, k: int, limit: int) -> int:
+        """k, as far as budget and context window allow."""
+        if self._context_tokens is not None:
+            room = self._context_tokens - len(history)
+            self._is_past_context = room < 1
+            limit = min(limit, room)
+        return max(min(k, limit), 0)
 
     def propose(
         self, history: History, k: int, *, want_distribution: bool, coupled: bool
@@ -53,8 +84,13 @@ class DraftModel:
 
         ids = mx.zeros((0,), dtype=mx.int32)
         rows: list[mx.array] = []
-        finite: list[mx.array] = []
-        inputs = mx.array(history.tokens[self._model.cached_tokens :])
+        usable: list[mx.array] = []
+        owed = history.tokens[self._model.cached_tokens :]
+        if len(owed) > _REPLAYED_TOKENS:
+            # After a stretch without drafting: catch up without computing logits.
+            self._model.prefill(owed[:-1])
+            owed = owed[-1:]
+        inputs = mx.array(owed)
         for step in range(k):
             logits = self._model.forward(inputs)[-1:]
             if noise is None:
@@ -65,7 +101,7 @@ class DraftModel:
                 scores = chain.scores(logits, history, ids, coin)
                 token = draw(scores, noise[step : step + 1])
             mx.async_eval(token)
-            finite.append(rows_are_usable(logits, scores))
+            usable.append(rows_are_usable(logits, scores))
             rows.append(scores)
             ids = mx.concatenate([ids, token])
             inputs = token
@@ -74,7 +110,7 @@ class DraftModel:
             log_q = (
                 one_hot_log(ids, chain.width) if greedy else log_probabilities(mx.concatenate(rows))
             )
-        return Proposal(ids=ids, log_q=log_q, finite=mx.all(mx.stack(finite)))
+        return Proposal(ids=ids, log_q=log_q, usable=mx.all(mx.stack(usable)))
 
     def _keys(self, stream: Stream, history: History, k: int) -> mx.array:
         # The target's streams are keyed by position, so both sides meet the same noise.
@@ -83,11 +119,9 @@ class DraftModel:
             return self._randomness.position_keys(stream, start, k)
         return self._randomness.round_keys(stream, start, range(k))
 
+    def record(self, proposed: int, accepted: int) -> None:
+        """Nothing to learn: how much to draft is decided elsewhere."""
+
     def rewind(self, length: int) -> None:
         """Forget what lies behind the first `length` tokens of the text, if it got that far."""
         self._model.rewind(min(length, self._model.cached_tokens))
-
-
-def one_hot_log(ids: mx.array, width: int) -> mx.array:
-    """Log of one-hot rows: `[k] int32 -> [k, width] float32`, 0 at the id and -inf elsewhere."""
-    return mx.where(mx.arange(width)[None, :] == ids[:, None], 0.0, -mx.inf)

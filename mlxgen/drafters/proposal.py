@@ -10,6 +10,9 @@ import mlx.core as mx
 
 from mlxgen.sampling.history import History, IntArray
 
+MODEL_DRAFTER = "draft-model"
+LOOKUP_DRAFTER = "prompt-lookup"
+
 
 class LengthPolicy(IntEnum):
     """What a drafter looks at when it decides how many tokens to propose.
@@ -32,16 +35,24 @@ class Proposal:
 
     ids: `[k] int32` on the device, k >= 1. log_q: `[k, width] float32`, the log of the
     distributions that the ids were really drawn from, or None when the drafter has none to
-    report. finite: scalar bool on the device, whether the drafter's logits were usable.
+    report. usable: scalar bool on the device, whether the drafter's logits could be drawn from.
     """
 
     ids: mx.array
     log_q: mx.array | None
-    finite: mx.array
+    usable: mx.array
 
 
 class Drafter(Protocol):
-    """Proposes tokens. The loop depends on this alone."""
+    """Proposes tokens. The loop depends on this alone.
+
+    A round asks `plan` how many tokens will come, then `propose` for them, and tells `record` how
+    they did.
+    """
+
+    @property
+    def name(self) -> str:
+        """Which drafter made the newest plan, for the statistics."""
 
     @property
     def reports_distribution(self) -> bool:
@@ -52,19 +63,40 @@ class Drafter(Protocol):
         """How it decides on the number of proposals. A rule that allows less refuses it."""
 
     @property
-    def cached_tokens(self) -> int:
-        """Number of tokens in the drafter's cache; tokens of the history behind it are owed."""
+    def cached_tokens(self) -> int | None:
+        """Number of tokens in the drafter's cache, None when it keeps none; tokens of the history
+        behind it are owed."""
+
+    @property
+    def can_run_ahead(self) -> bool:
+        """Whether it may propose for a round before the last one's tokens were handed out."""
 
     def prefill(self, prompt: IntArray) -> None:
         """Take in all prompt tokens but the last."""
 
+    def plan(self, history: History, k: int, limit: int) -> int:
+        """How many tokens it will propose next, 0 for none. Nothing has been drawn yet.
+
+        k: the number that the run asks for, or that its depth controller chose. limit: the most
+        that may be proposed at all.
+        """
+
     def propose(
         self, history: History, k: int, *, want_distribution: bool, coupled: bool
     ) -> Proposal:
-        """Propose at most k tokens, under `LengthPolicy.FIXED` exactly k; nothing is evaluated yet.
+        """Propose the k tokens of the plan; nothing is evaluated yet.
 
-        coupled: draw with the noise that the target will use at the same positions.
+        Under `LengthPolicy.FIXED` exactly k come back, otherwise at most k. coupled: draw with the
+        noise that the target will use at the same positions.
         """
+
+    def record(self, proposed: int, accepted: int) -> None:
+        """Learn how many of the newest proposals were accepted."""
 
     def rewind(self, length: int) -> None:
         """Forget what lies behind the first `length` tokens of the text."""
+
+
+def one_hot_log(ids: mx.array, width: int) -> mx.array:
+    """Log of one-hot rows: `[k] int32 -> [k, width] float32`, 0 at the id and -inf elsewhere."""
+    return mx.where(mx.arange(width)[None, :] == ids[:, None], 0.0, -mx.inf)

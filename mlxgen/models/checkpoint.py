@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,9 +28,14 @@ class Checkpoint:
         return self._positive("vocab_size")
 
     @property
+    def declared_context_tokens(self) -> int | None:
+        """The context window, where the config names one."""
+        return self._positive("max_position_embeddings")
+
+    @property
     def context_tokens(self) -> int:
         """The context window, or 4096 where the config does not say."""
-        return self._positive("max_position_embeddings") or FALLBACK_CONTEXT_TOKENS
+        return self.declared_context_tokens or FALLBACK_CONTEXT_TOKENS
 
     def _positive(self, key: str) -> int | None:
         nested = self.config.get("text_config")
@@ -68,14 +73,14 @@ class Checkpoint:
             return {}
         usable: dict[str, float | int] = {}
         for name, smallest, largest in (
-            ("temperature", 0.0, math.inf),
+            ("temperature", 0.0, sys.float_info.max),
             ("top_p", 0.0, 1.0),
-            ("top_k", 0.0, math.inf),
+            ("top_k", 0.0, sys.float_info.max),
         ):
             value = declared.get(name)
             if not isinstance(value, int | float) or isinstance(value, bool):
                 continue
-            if math.isfinite(value) and smallest <= value <= largest:
+            if smallest <= value <= largest:
                 usable[name] = int(value) if name == "top_k" else float(value)
         return usable
 

@@ -68,7 +68,9 @@ def _speculative(
         "rule": stats.rule.id if ran else NO_ROUND_ID,
         "label": stats.rule.label if ran else NO_ROUND_LABEL,
         "lossless": stats.rule.is_lossless,
-        "num_draft_tokens": config.speculation.num_draft_tokens,
+        "num_draft_tokens": (
+            "auto" if config.speculation.adapts_depth else config.speculation.num_draft_tokens
+        ),
         "rounds": stats.rounds,
         "proposed": stats.proposed,
         "positions_tested": stats.positions_tested,
@@ -76,6 +78,8 @@ def _speculative(
         "per_position_acceptance": stats.per_position_acceptance,
         "acceptance_rate": stats.acceptance_rate,
         "mean_accepted_len": stats.mean_accepted_len,
+        "by_drafter": {name: asdict(counts) for name, counts in stats.by_drafter.items()},
+        "draft_length": None if result.depth is None else asdict(result.depth),
         "residual_fallbacks": stats.residual_fallbacks,
         "tested_by_offset": stats.tested_by_offset,
         "accepted_by_offset": stats.accepted_by_offset,

@@ -79,6 +79,41 @@ def speculation_lines(stats: SpeculativeAcceptanceStats) -> list[str]:
     return lines
 
 
+def drafters_line(stats: SpeculativeAcceptanceStats) -> str:
+    """Which drafter proposed what."""
+    parts = [
+        f"{name} rounds={counts.rounds} proposed={counts.proposed} "
+        f"positions_tested={counts.positions_tested} accepted={counts.accepted}"
+        for name, counts in sorted(stats.by_drafter.items())
+    ]
+    return "[Drafters] " + ("; ".join(parts) or "nothing was proposed")
+
+
+def depth_lines(result: Generation) -> list[str]:
+    """What `--num-draft-tokens auto` chose, and the costs and acceptance it went by."""
+    depth = result.depth
+    if depth is None:
+        return []
+    rounds = ", ".join(f"{k}: {count}" for k, count in depth.rounds_by_k.items()) or "none"
+    verify = ", ".join(f"{width}: {ms:.2f}" for width, ms in depth.verify_ms.items()) or "none"
+    acceptance = ", ".join(f"{rate:.2f}" for rate in depth.acceptance) or "none"
+    measured = None
+    if depth.plain_ms and result.tokens:
+        measured = depth.plain_ms * len(result.tokens) / result.decode_ms
+    return [
+        f"[Draft length] last choice k={depth.k}; rounds by k: {rounds}",
+        f"[Draft length] ms: plain step {_number(depth.plain_ms)}, draft step "
+        f"{_number(depth.draft_step_ms)}, verification by width {verify}",
+        f"[Draft length] acceptance by position {acceptance}; break-even "
+        f"{_number(depth.break_even)}; speed-up over plain: predicted "
+        f"{_number(depth.predicted_speedup)}, measured {_number(measured)}",
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.2f}"
+
+
 def logprob_lines(result: Generation, decode: Callable[[list[int]], str]) -> Iterator[str]:
     """One line a token: its log-probability and those of the most likely ones."""
     for token in result.tokens:

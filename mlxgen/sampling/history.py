@@ -56,6 +56,12 @@ class History:
         for token in tokens:
             self._append(token)
 
+    def truncate(self, length: int) -> None:
+        """Take back everything behind the first `length` tokens."""
+        kept = [int(token) for token in self.tokens[:length]]
+        self._count = 0
+        self.extend(kept)
+
     def _append(self, token: int) -> None:
         n = self._count
         if n == len(self._buffer):

@@ -11,6 +11,7 @@ last proposal.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
@@ -19,16 +20,17 @@ import numpy as np
 
 from mlxgen.cache.cached_model import CachedModel, as_ids
 from mlxgen.config import AcceptRule
+from mlxgen.decoding.steps import PlainStepper
 from mlxgen.decoding.tokens import FinishReason, LogprobRows, Token
-from mlxgen.drafters.proposal import Drafter, LengthPolicy, Proposal
+from mlxgen.drafters.proposal import MODEL_DRAFTER, Drafter, LengthPolicy, Proposal
 from mlxgen.errors import NonFiniteError
 from mlxgen.sampling.chain import SamplerChain
 from mlxgen.sampling.history import History
 from mlxgen.sampling.randomness import Randomness
-from mlxgen.sampling.target_draw import draw_by_position
+from mlxgen.speculative.depth import DepthSummary, DraftDepth, FixedDepth
 from mlxgen.speculative.selection import acceptance_rule
 from mlxgen.speculative.statistics import SpeculativeAcceptanceStats
-from mlxgen.speculative.verification import Verifier
+from mlxgen.speculative.verification import Verification, Verifier
 
 logger = logging.getLogger("mlxgen")
 _seen_rules: set[str] = set()
@@ -37,23 +39,53 @@ _seen_outcomes: set[str] = set()
 
 @dataclass(frozen=True)
 class Round:
-    """One round as it was committed, for observers: lengths in tokens, after the commit."""
+    """One round as it was committed, for observers: lengths in tokens, after the commit.
+
+    draft_cache_tokens: None when the drafter keeps no cache.
+    """
 
     proposed: int
     accepted: int
     emitted: tuple[int, ...]
     target_cache_tokens: int
-    draft_cache_tokens: int
+    draft_cache_tokens: int | None
     owed_tokens: int
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A round that has been dispatched and not been looked at yet. source: who proposed."""
+
+    source: str
+    proposal: Proposal
+    checked: Verification
+    logprobs: LogprobRows | None
+    started_s: float
+    draft_ms: float | None
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """All that the host reads of the round."""
+        forms, logprobs = self.checked.forms, self.logprobs
+        return [
+            self.proposal.ids,
+            self.proposal.usable,
+            self.checked.usable,
+            *self.checked.verdict,
+            *(forms or ()),
+            *(logprobs.arrays if logprobs else ()),
+        ]
 
 
 class SpeculativeGenerator:
     """Generates from a target, with a drafter's proposals judged by an acceptance rule.
 
     The rule is `acceptance_rule(accept_rule, ...)`: it depends on the arguments alone, never on
-    the environment. num_draft_tokens is k, at least 1; a round proposes fewer near the end of the
-    budget. on_round is called after each commit. Raises `PairError` when the target's cache
-    cannot be rewound, `ValueError` when the drafter decides on more than the rule allows.
+    the environment. depth chooses k for each round; without one it is num_draft_tokens, which
+    only a drafter with a width of its own can do with 0. A round
+    proposes fewer near the end of the budget. on_round is called after each commit; clock gives
+    seconds. Raises `PairError` when a cache cannot be rewound, `ValueError` when the drafter
+    decides on more than the rule allows.
 
     Call `prefill` once, then iterate over `tokens`; read `statistics` and `finish_reason` after.
     """
@@ -66,15 +98,15 @@ class SpeculativeGenerator:
         randomness: Randomness,
         *,
         num_draft_tokens: int = 3,
+        depth: DraftDepth | None = None,
         accept_rule: AcceptRule = AcceptRule.SAMPLER_MATCH,
         diagnostics: bool = False,
         eos_ids: frozenset[int] = frozenset(),
         logprobs: int = 0,
         on_round: Callable[[Round], None] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        if num_draft_tokens < 1:
-            raise ValueError("num_draft_tokens must be at least 1; use PlainGenerator for 0")
-        target.require_rewindable()
+        target.make_rewindable()
         rule = acceptance_rule(accept_rule, chain.config, drafter.reports_distribution)
         if drafter.length_policy > rule.length_policy:
             raise ValueError(
@@ -84,16 +116,22 @@ class SpeculativeGenerator:
         self._target = target
         self._drafter = drafter
         self._chain = chain
-        self._randomness = randomness
         diagnostics = diagnostics and drafter.reports_distribution
         self._verifier = Verifier(rule, chain, randomness, diagnostics=diagnostics)
-        self._num_draft_tokens = num_draft_tokens
+        self._stepper = PlainStepper(target, chain, randomness, eos_ids=eos_ids, logprobs=logprobs)
+        self._depth = depth or FixedDepth(num_draft_tokens)
         self._eos_ids = eos_ids
         self._logprobs = logprobs
         self._on_round = on_round
+        self._clock = clock
         self._history = History([])
         self.statistics = SpeculativeAcceptanceStats(rule, diagnostics=diagnostics)
         self.finish_reason = FinishReason.LENGTH
+
+    @property
+    def depth_summary(self) -> DepthSummary | None:
+        """What an adaptive draft length chose and why."""
+        return self._depth.summary()
 
     def prefill(self, prompt: list[int]) -> None:
         """Take in a prompt of at least one token; its last one is the first step's input."""
@@ -112,104 +150,129 @@ class SpeculativeGenerator:
     def tokens(self, max_tokens: int) -> Generator[Token, None, None]:
         """Emit up to max_tokens tokens. Raises `NonFiniteError` where no token can be drawn.
 
-        Closing the iterator, or an exception, leaves both caches at the last token taken.
+        The tokens of a round are handed out when the next round is under way. Closing the
+        iterator, or an exception, leaves both caches at the last token taken.
         """
         self.finish_reason = FinishReason.LENGTH
-        left = max_tokens
-        is_first = True
+        if max_tokens <= 0:
+            return
+        start = len(self._history)
+        taken = 0
+        flight: _Flight | None = None
         try:
-            while left > 0 and self.finish_reason is FinishReason.LENGTH:
+            while taken < max_tokens and self._is_running:
                 # The first token comes from the target alone, as in plain decoding.
-                k = 0 if is_first else self._draft_length(left)
-                is_first = False
-                for token in self._round(k) if k > 0 else self._single_step():
-                    self._history.extend([token.id])
-                    left -= 1
+                if flight is None and taken > 0:
+                    flight = self._dispatch(max_tokens - taken)
+                if flight is None:
+                    for token in self._plain(1 if taken == 0 else max_tokens - taken):
+                        taken += 1
+                        yield token
+                    continue
+                emitted = self._settle(flight)
+                left = max_tokens - taken - len(emitted)
+                flight = self._dispatch(left) if self._can_run_ahead else None
+                for token in emitted:
+                    taken += 1
                     yield token
         finally:
+            if len(self._history) > start + taken:
+                self._history.truncate(start + taken)
             self._rewind(len(self._history) - 1)
-            self._log_finished(max_tokens - left)
+            self._log_finished(taken)
 
-    def _draft_length(self, left: int) -> int:
-        """k of the next round: with the bonus token a round emits at most k + 1."""
+    @property
+    def _is_running(self) -> bool:
+        return self.finish_reason is FinishReason.LENGTH
+
+    @property
+    def _can_run_ahead(self) -> bool:
+        return self._is_running and self._target.can_run_ahead and self._drafter.can_run_ahead
+
+    def _plan(self, left: int) -> int:
+        """How many tokens to propose; with the token behind them a round emits one more."""
         limit = self._target.block_limit()
-        widest = left if limit is None else min(left, limit)
-        return min(self._num_draft_tokens, widest - 1)
+        most = (left if limit is None else min(left, limit)) - 1
+        return self._drafter.plan(self._history, self._depth.choose(), most) if most > 0 else 0
 
-    def _single_step(self) -> list[Token]:
-        """One target token without proposals."""
-        logits = self._target.forward(mx.array(self._history.tokens[-1:]))
-        drawn = draw_by_position(
-            self._chain, self._randomness, logits, self._history, None, len(self._history)
-        )
-        logprobs = LogprobRows(logits, self._logprobs) if self._logprobs else None
-        mx.eval(drawn.ids, drawn.usable, *(logprobs.arrays if logprobs else []))
-        self._require_usable("target", drawn.usable)
-        token = int(np.array(drawn.ids)[0])
-        if token in self._eos_ids:
+    def _plain(self, left: int) -> Generator[Token, None, None]:
+        """Target tokens without proposals, until there is something to propose again."""
+        length_before = len(self._history)
+        started_s = self._clock()
+
+        def nothing_to_propose() -> bool:
+            return self._plan(left - (len(self._history) - length_before)) == 0
+
+        count = min(left, self._depth.plain_tokens)
+        if (yield from self._stepper.steps(self._history, count, nothing_to_propose)):
             self.finish_reason = FinishReason.STOP
-            return []
-        return [Token(token, logprobs=logprobs.read(0, token) if logprobs else None)]
+        self._depth.record_plain(
+            len(self._history) - length_before, 1e3 * (self._clock() - started_s)
+        )
 
-    def _round(self, k: int) -> list[Token]:
-        """Draft k tokens, verify them, and commit what was accepted and the token after it."""
+    def _dispatch(self, left: int) -> _Flight | None:
+        """Start a round, if there is something to propose: draft and verification as one graph."""
+        k = self._plan(left)
+        if k == 0:
+            return None
         history, verifier = self._history, self._verifier
+        started_s = self._clock()
         proposal = self._drafter.propose(
             history,
             k,
             want_distribution=verifier.wants_distribution,
             coupled=verifier.rule.couples_draws,
         )
-        k = self._checked_length(k, proposal)
+        self._check_length(k, proposal)
+        draft_ms = None
+        if self._depth.wants_split_costs:
+            mx.eval(proposal.ids)
+            draft_ms = 1e3 * (self._clock() - started_s)
         newest = mx.array(history.tokens[-1:])
         logits = self._target.forward(mx.concatenate([newest, proposal.ids]))
-        checked = verifier.verify(logits, history, proposal)
-        verdict = checked.verdict
-        logprobs = LogprobRows(logits, self._logprobs) if self._logprobs else None
-        mx.eval(
-            proposal.ids,
-            proposal.finite,
-            checked.usable,
-            *verdict,
-            *(checked.forms or ()),
-            *(logprobs.arrays if logprobs else []),
+        flight = _Flight(
+            source=self._drafter.name,
+            proposal=proposal,
+            checked=verifier.verify(logits, history, proposal),
+            logprobs=LogprobRows(logits, self._logprobs) if self._logprobs else None,
+            started_s=started_s,
+            draft_ms=draft_ms,
         )
-        self._require_usable("draft", proposal.finite)
+        mx.async_eval(*flight.arrays)
+        return flight
+
+    def _settle(self, flight: _Flight) -> list[Token]:
+        """Wait for a round, count it, and commit what was accepted and the token after it."""
+        mx.eval(*flight.arrays)
+        cost_ms = 1e3 * (self._clock() - flight.started_s)
+        checked, verdict, logprobs = flight.checked, flight.checked.verdict, flight.logprobs
+        self._require_usable("draft", flight.proposal.usable)
         self._require_usable("target", checked.usable)
 
         accepted = int(np.array(verdict.accepted))
-        ids = [int(i) for i in np.array(proposal.ids)]
+        ids = [int(i) for i in np.array(flight.proposal.ids)]
         emitted = [*ids[:accepted], int(np.array(verdict.next_id))]
-        tested = min(accepted + 1, k)
-        # An accepted end of sequence ends the chain: nothing behind it counts.
-        countable = next((i + 1 for i, token in enumerate(ids) if token in self._eos_ids), k)
-        tested, accepted = min(tested, countable), min(accepted, countable)
+        # A drafted end of sequence ends the round's draft: nothing behind it counts.
+        proposed = next((i + 1 for i, token in enumerate(ids) if token in self._eos_ids), len(ids))
+        tested, accepted = min(accepted + 1, proposed), min(accepted, proposed)
         ends = [offset for offset, token in enumerate(emitted) if token in self._eos_ids]
         if ends:
             emitted = emitted[: ends[0]]
             self.finish_reason = FinishReason.STOP
         fell_back = bool(verdict.fell_back.item())
         self.statistics.record_round(
-            proposed=k,
+            source=flight.source,
+            proposed=proposed,
             tested=tested,
             accepted=accepted,
-            countable=countable,
             forms=None if checked.forms is None else checked.forms.read(),
             residual_fallback=fell_back,
         )
+        self._drafter.record(proposed, accepted)
+        if flight.source == MODEL_DRAFTER:
+            self._depth.record_round(len(ids), tested, accepted, cost_ms, flight.draft_ms)
         self._log_outcomes(tested, accepted, fell_back)
-        self._rewind(len(history) + len(emitted) - 1)
-        if self._on_round is not None:
-            self._on_round(
-                Round(
-                    proposed=k,
-                    accepted=accepted,
-                    emitted=tuple(emitted),
-                    target_cache_tokens=self._target.cached_tokens,
-                    draft_cache_tokens=self._drafter.cached_tokens,
-                    owed_tokens=len(history) + len(emitted) - 1 - self._drafter.cached_tokens,
-                )
-            )
+        self._commit(proposed, accepted, emitted)
         return [
             Token(
                 token,
@@ -219,8 +282,26 @@ class SpeculativeGenerator:
             for offset, token in enumerate(emitted)
         ]
 
-    def _checked_length(self, k: int, proposal: Proposal) -> int:
-        """The proposal's length; a drafter that breaks its own policy is a programming error."""
+    def _commit(self, proposed: int, accepted: int, emitted: list[int]) -> None:
+        """The emitted tokens are part of the text now, and both caches hold all but the newest."""
+        self._history.extend(emitted)
+        length = len(self._history) - 1
+        self._rewind(length)
+        if self._on_round is not None:
+            drafted = self._drafter.cached_tokens
+            self._on_round(
+                Round(
+                    proposed=proposed,
+                    accepted=accepted,
+                    emitted=tuple(emitted),
+                    target_cache_tokens=self._target.cached_tokens,
+                    draft_cache_tokens=drafted,
+                    owed_tokens=0 if drafted is None else length - drafted,
+                )
+            )
+
+    def _check_length(self, k: int, proposal: Proposal) -> None:
+        """A drafter that breaks its own plan or policy is a programming error."""
         proposed = proposal.ids.shape[0]
         is_allowed = 1 <= proposed <= k
         if self._drafter.length_policy is LengthPolicy.FIXED:
@@ -230,7 +311,6 @@ class SpeculativeGenerator:
                 f"the drafter proposed {proposed} tokens where {k} were asked for, against its "
                 f"length policy {self._drafter.length_policy.name}"
             )
-        return proposed
 
     def _rewind(self, length: int) -> None:
         self._target.rewind(length)

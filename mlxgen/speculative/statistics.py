@@ -28,10 +28,21 @@ class RoundForms:
 
 
 @dataclass
+class DrafterCounts:
+    """What one of a run's drafters did."""
+
+    rounds: int = 0
+    proposed: int = 0
+    positions_tested: int = 0
+    accepted: int = 0
+
+
+@dataclass
 class SpeculativeAcceptanceStats:
     """Counters of one run; rates with a zero denominator are 0.
 
-    rounds: target forwards that verified proposals. proposed: drafted tokens. positions_tested:
+    rounds: target forwards that verified proposals. proposed: drafted tokens, up to the first end
+    of sequence in a block. positions_tested:
     proposals that were judged; a chain ends at its first rejection, under `block` accepted + 1
     count when the block was cut. accepted: proposals accepted. An accepted end-of-sequence token
     counts although it is not emitted, and nothing behind it does. residual_fallbacks: rejections
@@ -47,6 +58,7 @@ class SpeculativeAcceptanceStats:
     residual_fallbacks: int = 0
     tested_by_offset: list[int] = field(default_factory=list)
     accepted_by_offset: list[int] = field(default_factory=list)
+    by_drafter: dict[str, DrafterCounts] = field(default_factory=dict)
     check: TheoryCheck = field(default_factory=TheoryCheck)
     _sum_min: float = 0.0
     _sum_prod: float = 0.0
@@ -56,14 +68,19 @@ class SpeculativeAcceptanceStats:
     def record_round(
         self,
         *,
+        source: str,
         proposed: int,
         tested: int,
         accepted: int,
-        countable: int,
         forms: RoundForms | None = None,
         residual_fallback: bool = False,
     ) -> None:
-        """Count a round. countable: proposals up to the first end of sequence among them."""
+        """Count a round. source: the drafter; proposed: up to a drafted end of sequence."""
+        counts = self.by_drafter.setdefault(source, DrafterCounts())
+        counts.rounds += 1
+        counts.proposed += proposed
+        counts.positions_tested += tested
+        counts.accepted += accepted
         self.rounds += 1
         self.proposed += proposed
         self.positions_tested += tested
@@ -76,14 +93,14 @@ class SpeculativeAcceptanceStats:
             self.tested_by_offset[offset] += 1
             self.accepted_by_offset[offset] += offset < accepted
         if forms is not None:
-            self._record_forms(forms, tested, accepted, countable)
+            self._record_forms(forms, tested, accepted, proposed)
 
-    def _record_forms(self, forms: RoundForms, tested: int, accepted: int, countable: int) -> None:
+    def _record_forms(self, forms: RoundForms, tested: int, accepted: int, proposed: int) -> None:
         self._sum_min += sum(forms.sum_min[:tested])
         self._sum_prod += sum(forms.sum_prod[:tested])
         self._gumbel += sum(forms.gumbel[:tested])
         # A block's length stops counting at the end of sequence, which the drafted ids fix.
-        survival = forms.block_survival[:countable]
+        survival = forms.block_survival[:proposed]
         self._block_length += sum(survival)
         if self.rule is selection.BLOCK:
             self.check.add_block(survival, accepted)

@@ -14,18 +14,24 @@ from dataclasses import dataclass
 INCONSISTENT_Z = 4.9
 """Two-sided tail of 1e-6 under N(0, 1)."""
 _SMALL_VARIANCE = 10.0
-_SMALL_TAIL = 1e-6
-_ROUNDING_VARIANCE = 1e-6
-"""Closed forms are off by about this much in float32, so no less is divided by."""
+_SMALL_TAIL = 1e-5
+"""Freedman's bound is about ten times the tail that it bounds."""
+_ROUNDING_VARIANCE = 1e-5
+"""Closed forms are off by about 1e-6 each in float32, so no less is divided by. It is enough to
+forgive one rejection in a run of certain acceptances."""
 
 
 @dataclass
 class TheoryCheck:
-    """Sums over the judged positions, or, under `block`, over the judged rounds."""
+    """Sums over the judged positions, or, under `block`, over the judged rounds.
+
+    largest_step: the most that one of them can add to `observed`.
+    """
 
     expected: float = 0.0
     observed: int = 0
     variance: float = 0.0
+    largest_step: int = 1
 
     def add_positions(self, probabilities: list[float], accepted: int) -> None:
         """Positions judged one by one, each accepted with its probability."""
@@ -45,6 +51,7 @@ class TheoryCheck:
         self.expected += mean
         self.variance += max(square - mean * mean, 0.0)
         self.observed += accepted
+        self.largest_step = max(self.largest_step, len(survival))
 
     @property
     def z(self) -> float:
@@ -57,13 +64,15 @@ class TheoryCheck:
 
         With little variance (nearly every position certain) the normal tail says nothing: one
         rejection of probability 0.001 is then many standard deviations. There, Freedman's
-        inequality for martingales has to agree as well.
+        inequality for martingales has to agree as well. At its worst, just above that limit and
+        with nearly every position certain, the rate is 2e-5.
         """
         if abs(self.z) <= INCONSISTENT_Z:
             return True
-        if self.variance >= _SMALL_VARIANCE:
+        # In units of the largest step, which is what counts as little.
+        variance = max(self.variance / self.largest_step**2, _ROUNDING_VARIANCE)
+        if variance >= _SMALL_VARIANCE:
             return False
-        variance = max(self.variance, _ROUNDING_VARIANCE)
-        excess = abs(self.observed - self.expected) / variance
+        excess = abs(self.observed - self.expected) / self.largest_step / variance
         tail = 2 * math.exp(-variance * ((1 + excess) * math.log1p(excess) - excess))
         return tail >= _SMALL_TAIL

@@ -1,0 +1,327 @@
+"""How many tokens to draft in the next round: a fixed number, or what measured costs say pays.
+
+A round of k proposals costs k draft steps and one verification of width k + 1, and emits
+1 + sum_{i<=k} prod_{j<=i} a_j tokens on average, where a_j is the acceptance at position j given
+that the chain got there (Leviathan et al. 2023, section 3.5, by position and with measured costs).
+The best k maximises tokens per second; 0 is plain decoding. The choice looks at past rounds only,
+so it is lossless under every rule, `block` included.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from dataclasses import dataclass
+from statistics import median
+from typing import Protocol
+
+MAX_DEPTH_TOKENS = 8
+_WARM_UP_STEPS = 4
+_SAMPLES = 11
+_TRUSTED_SAMPLES = 2
+_SLOW_RATE = 0.02
+_FAST_RATE = 0.12
+_PROBING_RATE = 0.35
+_SURPRISING_DEVIATIONS = 3.0
+_PRIOR_ACCEPTANCE = 0.7
+_SWITCH_GAIN = 1.02
+_FIRST_PAUSE_TOKENS = 16
+_LONGEST_PAUSE_TOKENS = 256
+_HOPELESS_PAUSE_TOKENS = 1024
+_PROBE_ROUNDS = 4
+
+
+class DraftDepth(Protocol):
+    """Chooses k for each round. Costs are in milliseconds."""
+
+    def choose(self) -> int:
+        """k of the next round; 0 decodes plainly for `plain_tokens` tokens."""
+
+    @property
+    def plain_tokens(self) -> int:
+        """How many tokens to decode plainly before asking again, when k is 0."""
+
+    @property
+    def wants_split_costs(self) -> bool:
+        """Whether the next round should time its draft apart, at the price of a synchronisation."""
+
+    def record_plain(self, tokens: int, cost_ms: float) -> None:
+        """Learn from tokens decoded plainly."""
+
+    def record_round(
+        self, k: int, tested: int, accepted: int, cost_ms: float, draft_ms: float | None
+    ) -> None:
+        """Learn from a round; draft_ms when it was timed apart."""
+
+    def summary(self) -> DepthSummary | None:
+        """What was chosen and why, None where nothing was."""
+
+
+class FixedDepth:
+    """Always the same k."""
+
+    plain_tokens = sys.maxsize
+    wants_split_costs = False
+
+    def __init__(self, k: int) -> None:
+        self._k = k
+
+    def choose(self) -> int:
+        """k."""
+        return self._k
+
+    def record_plain(self, tokens: int, cost_ms: float) -> None:
+        """Nothing to learn."""
+
+    def record_round(
+        self, k: int, tested: int, accepted: int, cost_ms: float, draft_ms: float | None
+    ) -> None:
+        """Nothing to learn."""
+
+    def summary(self) -> None:
+        """Nothing was chosen."""
+
+
+class _Cost:
+    """A cost from its newest samples. The first use of a shape compiles kernels or warms caches, so
+    few samples are read as their smallest."""
+
+    def __init__(self) -> None:
+        self._samples: deque[float] = deque(maxlen=_SAMPLES)
+
+    def add(self, sample_ms: float) -> None:
+        self._samples.append(max(sample_ms, 1e-6))
+
+    @property
+    def is_trusted(self) -> bool:
+        return len(self._samples) >= _TRUSTED_SAMPLES
+
+    @property
+    def ms(self) -> float | None:
+        if not self._samples:
+            return None
+        return min(self._samples) if len(self._samples) < 3 else median(self._samples)
+
+
+class _Acceptance:
+    """Acceptance at one position. The plain mean of what was seen, then a slow average of it; where
+    a fast average strays too far from the slow one, the text has changed and the slow one follows.
+    """
+
+    def __init__(self, start: float) -> None:
+        self.rate = start
+        self._fast = start
+        self._count = 0
+
+    def learn(self, hit: bool, is_probe: bool) -> None:
+        self._count += 1
+        fast_rate = _PROBING_RATE if is_probe else _FAST_RATE
+        self._fast += fast_rate * (hit - self._fast)
+        slow_rate = max(1 / (self._count + 2), _SLOW_RATE)
+        self.rate += slow_rate * (hit - self.rate)
+        spread = (max(self.rate * (1 - self.rate), 0.02) * fast_rate / (2 - fast_rate)) ** 0.5
+        if is_probe or abs(self._fast - self.rate) > _SURPRISING_DEVIATIONS * spread:
+            self.rate = self._fast
+
+
+@dataclass(frozen=True)
+class DepthSummary:
+    """What an adaptive run chose and why. Costs in milliseconds, None where never measured.
+
+    predicted_speedup: against plain decoding at the last choice; break_even: the acceptance, alike
+    at every position, at which that choice costs as much as plain decoding, None for k = 0.
+    """
+
+    k: int
+    rounds_by_k: dict[int, int]
+    plain_ms: float | None
+    draft_step_ms: float | None
+    verify_ms: dict[int, float]
+    acceptance: list[float]
+    predicted_speedup: float | None
+    break_even: float | None
+
+
+class AdaptiveDepth:
+    """Chooses the k with the best expected tokens per second, 0 included.
+
+    It begins with a few plain steps and short rounds, moves one step beyond what it has measured at
+    a time, and while it decodes plainly it probes again, less and less often. State is one run's.
+    """
+
+    def __init__(self, max_tokens: int = MAX_DEPTH_TOKENS) -> None:
+        self._max = max_tokens
+        self._plain = _Cost()
+        self._draft_step = _Cost()
+        self._verify: dict[int, _Cost] = {}
+        self._acceptance: list[_Acceptance] = []
+        self._k = 0
+        self._is_warming_up = True
+        self._pause_tokens = _FIRST_PAUSE_TOKENS
+        self._probe_rounds_left = 0
+        self._is_parked = False
+        self._plain_since_probe = 0
+        self._rounds_by_k: dict[int, int] = {}
+
+    # What the loop asks.
+
+    @property
+    def plain_tokens(self) -> int:
+        """Length of the plain stretch before the next probe."""
+        if self._is_warming_up:
+            return _WARM_UP_STEPS
+        return _HOPELESS_PAUSE_TOKENS if self._is_hopeless() else self._pause_tokens
+
+    @property
+    def wants_split_costs(self) -> bool:
+        """While the cost of a draft step is not trusted, and in every probe."""
+        return not self._draft_step.is_trusted or self._probe_rounds_left > 0
+
+    def choose(self) -> int:
+        """k of the next round."""
+        if self._is_warming_up:
+            return 0
+        if self._probe_rounds_left > 0:
+            return self._probe_depth()
+        if not self._is_parked and not self._is_calibrated():
+            return 1
+        return self._k
+
+    def record_plain(self, tokens: int, cost_ms: float) -> None:
+        """After enough plain tokens it is time to probe."""
+        if tokens < 1:
+            return
+        self._plain.add(cost_ms / tokens)
+        self._plain_since_probe += tokens
+        is_due = self._plain_since_probe >= self.plain_tokens
+        if self._is_warming_up:
+            self._is_warming_up = not is_due
+        elif self._is_parked and is_due:
+            self._probe_rounds_left = _PROBE_ROUNDS
+        if is_due:
+            self._plain_since_probe = 0
+
+    def record_round(
+        self, k: int, tested: int, accepted: int, cost_ms: float, draft_ms: float | None
+    ) -> None:
+        """Update costs and acceptance, then choose anew."""
+        self._rounds_by_k[k] = self._rounds_by_k.get(k, 0) + 1
+        if draft_ms is not None:
+            self._draft_step.add(draft_ms / k)
+        step_ms = self._draft_step.ms or 0.0
+        verify_ms = cost_ms - (draft_ms if draft_ms is not None else k * step_ms)
+        self._verify.setdefault(k + 1, _Cost()).add(verify_ms)
+        for position in range(tested):
+            if position == len(self._acceptance):
+                self._acceptance.append(_Acceptance(self._acceptance_at(position)))
+            is_probe = self._probe_rounds_left > 0
+            self._acceptance[position].learn(position < accepted, is_probe)
+        self._decide(accepted)
+
+    # How it decides.
+
+    def _is_calibrated(self) -> bool:
+        width_two = self._verify.get(2)
+        return self._draft_step.is_trusted and width_two is not None and width_two.is_trusted
+
+    def _decide(self, accepted: int) -> None:
+        if not self._is_calibrated():
+            return
+        best = max(self._candidates(), key=self._rate)
+        if self._probe_rounds_left > 0:
+            self._probe_rounds_left -= 1
+            if best > 0 and self._rate(best) > _SWITCH_GAIN * self._rate(0):
+                self._is_parked, self._probe_rounds_left = False, 0
+                self._pause_tokens = _FIRST_PAUSE_TOKENS
+                self._k = best
+            elif accepted == 0 or self._is_hopeless():
+                self._probe_rounds_left = 0
+            if self._is_parked and self._probe_rounds_left == 0:
+                self._pause_tokens = min(2 * self._pause_tokens, _LONGEST_PAUSE_TOKENS)
+            return
+        if self._k == 0 or self._rate(best) > _SWITCH_GAIN * self._rate(self._k):
+            self._k = best
+        self._is_parked = self._k == 0
+
+    def _candidates(self) -> range:
+        """0 up to one step beyond the widest verification measured."""
+        return range(min(self._max, max(self._verify)) + 1)
+
+    def _probe_depth(self) -> int:
+        reachable = [k for k in self._candidates() if k > 0]
+        return max(reachable, key=self._rate, default=1)
+
+    def _is_hopeless(self) -> bool:
+        """Whether not even a draft that is always right would pay."""
+        if not self._is_calibrated():
+            return False
+        return all((k + 1) / self._round_ms(k) <= self._rate(0) for k in range(1, self._max + 1))
+
+    def _rate(self, k: int) -> float:
+        """Expected tokens per millisecond."""
+        return self.expected_tokens(k) / self._round_ms(k)
+
+    def expected_tokens(self, k: int) -> float:
+        """Mean number of tokens that a round of k emits."""
+        expected, chain = 1.0, 1.0
+        for position in range(k):
+            chain *= self._acceptance_at(position)
+            expected += chain
+        return expected
+
+    def _acceptance_at(self, position: int) -> float:
+        if not self._acceptance:
+            return _PRIOR_ACCEPTANCE
+        return self._acceptance[min(position, len(self._acceptance) - 1)].rate
+
+    def _round_ms(self, k: int) -> float:
+        if k == 0:
+            return self._plain.ms or 1.0
+        return k * (self._draft_step.ms or 0.0) + self._verify_at(k + 1)
+
+    def _verify_at(self, width: int) -> float:
+        """Measured, else on the line through the measured neighbours; plain is width 1."""
+        known = {1: self._plain.ms or 1.0}
+        known.update({w: cost.ms for w, cost in self._verify.items() if cost.ms is not None})
+        if width in known:
+            return known[width]
+        below = sorted(w for w in known if w < width)
+        above = sorted(w for w in known if w > width)
+        low = below[-1]
+        if above:
+            high = above[0]
+            share = (width - low) / (high - low)
+            return known[low] + share * (known[high] - known[low])
+        if len(below) < 2:
+            return known[low]
+        slope = max((known[low] - known[below[-2]]) / (low - below[-2]), 0.0)
+        return known[low] + slope * (width - low)
+
+    def summary(self) -> DepthSummary:
+        """What `--profile` prints."""
+        k = 0 if self._is_parked else self._k
+        is_known = self._is_calibrated()
+        return DepthSummary(
+            k=k,
+            rounds_by_k=dict(sorted(self._rounds_by_k.items())),
+            plain_ms=self._plain.ms,
+            draft_step_ms=self._draft_step.ms,
+            verify_ms={
+                width: cost.ms
+                for width, cost in sorted(self._verify.items())
+                if cost.ms is not None
+            },
+            acceptance=[position.rate for position in self._acceptance],
+            predicted_speedup=self._rate(k) / self._rate(0) if is_known else None,
+            break_even=self._break_even(k) if is_known and k > 0 else None,
+        )
+
+    def _break_even(self, k: int) -> float:
+        """The constant acceptance at which k pays exactly as much as plain decoding."""
+        wanted = self._round_ms(k) / self._round_ms(0)
+        low, high = 0.0, 1.0
+        for _ in range(40):
+            middle = (low + high) / 2
+            expected = sum(middle**i for i in range(k + 1))
+            low, high = (middle, high) if expected < wanted else (low, middle)
+        return high
