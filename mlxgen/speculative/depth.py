@@ -280,22 +280,24 @@ class AdaptiveDepth:
         return k * (self._draft_step.ms or 0.0) + self._verify_at(k + 1)
 
     def _verify_at(self, width: int) -> float:
-        """Measured, else on the line through the measured neighbours; plain is width 1."""
+        """Measured, else on the line through the measured neighbours; plain is width 1.
+
+        A single sample may have paid for a kernel's first use: it counts only where it is below
+        that line, so that a second one is taken.
+        """
         known = {1: self._plain.ms or 1.0}
-        known.update({w: cost.ms for w, cost in self._verify.items() if cost.ms is not None})
+        known.update(
+            {
+                w: cost.ms
+                for w, cost in self._verify.items()
+                if cost.ms is not None and cost.is_trusted
+            }
+        )
         if width in known:
             return known[width]
-        below = sorted(w for w in known if w < width)
-        above = sorted(w for w in known if w > width)
-        low = below[-1]
-        if above:
-            high = above[0]
-            share = (width - low) / (high - low)
-            return known[low] + share * (known[high] - known[low])
-        if len(below) < 2:
-            return known[low]
-        slope = max((known[low] - known[below[-2]]) / (low - below[-2]), 0.0)
-        return known[low] + slope * (width - low)
+        estimate = _on_line(known, width)
+        single = self._verify[width].ms if width in self._verify else None
+        return estimate if single is None else min(single, estimate)
 
     def summary(self) -> DepthSummary:
         """What `--profile` prints."""
@@ -325,3 +327,18 @@ class AdaptiveDepth:
             expected = sum(middle**i for i in range(k + 1))
             low, high = (middle, high) if expected < wanted else (low, middle)
         return high
+
+
+def _on_line(known: dict[int, float], width: int) -> float:
+    """Between the neighbours of a width, or beyond the two largest; costs never fall with width."""
+    low = max(w for w in known if w < width)
+    above = [w for w in known if w > width]
+    if above:
+        high = min(above)
+        share = (width - low) / (high - low)
+        return known[low] + share * (known[high] - known[low])
+    below = [w for w in known if w < low]
+    if not below:
+        return known[low]
+    slope = max((known[low] - known[max(below)]) / (low - max(below)), 0.0)
+    return known[low] + slope * (width - low)

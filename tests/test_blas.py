@@ -1,0 +1,81 @@
+"""The replaced matrix product: same numbers, and undone or refused when anything is off."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlxgen.backend import blas
+from mlxgen.backend.imported_calls import import_slots
+
+ROOT = Path(__file__).resolve().parent.parent
+on_linux_cpu = pytest.mark.skipif(
+    not sys.platform.startswith("linux") or mx.default_device().type != mx.DeviceType.cpu,
+    reason="only the Linux CPU backend has its product replaced",
+)
+
+
+def _run(program: str, setting: str | None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop(blas.VARIABLE, None)
+    if setting is not None:
+        environment[blas.VARIABLE] = setting
+    return subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+    )
+
+
+CHOICE = "from mlxgen.backend.blas import use_fast_blas as f; print(f().is_replaced, f().detail)"
+
+
+@on_linux_cpu
+def test_products_agree_with_numpy_after_the_replacement() -> None:
+    blas.use_fast_blas()
+    generator = np.random.default_rng(3)
+    for rows, inner, columns in ((1, 576, 1536), (5, 576, 1536), (130, 64, 7), (2, 3, 2)):
+        a = generator.standard_normal((rows, inner)).astype(np.float32)
+        b = generator.standard_normal((columns, inner)).astype(np.float32)
+        product = np.array(mx.array(a) @ mx.array(b).T)
+        wanted = a.astype(np.float64) @ b.T.astype(np.float64)
+        np.testing.assert_allclose(product, wanted, rtol=1e-4, atol=1e-4)
+
+
+@on_linux_cpu
+def test_mlx_calls_the_product_through_a_slot_that_is_found() -> None:
+    assert import_slots("libmlx.so", "cblas_sgemm")
+    assert import_slots("libmlx.so", "no_such_function") == []
+    assert import_slots("no_such_library.so", "cblas_sgemm") == []
+
+
+@on_linux_cpu
+def test_off_leaves_mlx_alone() -> None:
+    assert _run(CHOICE, "off").stdout.startswith("False MLX's own")
+
+
+@on_linux_cpu
+def test_it_is_used_without_being_asked_for() -> None:
+    assert _run(CHOICE, None).stdout.startswith("True SciPy's OpenBLAS")
+
+
+@on_linux_cpu
+def test_a_path_that_is_no_library_is_one_line_that_names_the_variable() -> None:
+    done = _run(CHOICE, "/no/such/library.so")
+    assert done.returncode != 0
+    assert "MLXGEN_BLAS must be off or the path of a library" in done.stderr.splitlines()[-1]
+
+
+@on_linux_cpu
+def test_a_wrong_product_is_found_out_and_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    signature = ctypes.CFUNCTYPE(None)
+    does_nothing = signature(lambda: None)
+    monkeypatch.setattr(blas, "_scipy_openblas", lambda: (does_nothing, "a broken library"))
+    choice = blas._choose("")
+    assert not choice.is_replaced and "wrong products" in choice.detail
+    test_products_agree_with_numpy_after_the_replacement()

@@ -1,0 +1,156 @@
+"""The adaptive draft length against the best fixed one, on scripted costs and acceptance.
+
+No model and no clock: a regime says what a draft step, a verification and a plain step cost, and
+how likely each position is to be accepted. Tokens per millisecond are exact.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from mlxgen.speculative.depth import MAX_DEPTH_TOKENS, AdaptiveDepth, DraftDepth, FixedDepth
+
+TOKENS = 4000
+SEEDS = range(3)
+
+
+@dataclass(frozen=True)
+class Regime:
+    """Costs in ms; acceptance(emitted tokens, offset in the block)."""
+
+    plain: float
+    draft: float
+    verify: Callable[[int], float]
+    acceptance: Callable[[int, int], float]
+
+
+def constant(rate: float) -> Callable[[int, int], float]:
+    return lambda emitted, offset: rate
+
+
+def falls_and_rises(emitted: int, offset: int) -> float:
+    return 0.1 if TOKENS / 3 < emitted < 2 * TOKENS / 3 else 0.9
+
+
+REGIMES = {
+    "draft as slow as target, linear": Regime(10, 10, lambda w: 10 * w, constant(0.9)),
+    "draft as slow as target, flat": Regime(10, 10, lambda w: 11, constant(0.9)),
+    "verification flat in width": Regime(10, 1, lambda w: 11, constant(0.9)),
+    "verification linear in width": Regime(10, 1, lambda w: 10 * w, constant(0.9)),
+    "useless draft, flat": Regime(10, 1, lambda w: 11, constant(0.02)),
+    "useless draft, linear": Regime(10, 1, lambda w: 6 + 4 * w, constant(0.02)),
+    "middling draft": Regime(10, 1, lambda w: 9 + w, constant(0.55)),
+    "falls to .1 and rises again": Regime(10, 1, lambda w: 9 + w, falls_and_rises),
+    "acceptance decays with offset": Regime(10, 0.5, lambda w: 9 + w, lambda e, i: 0.9 * 0.8**i),
+    "launch-bound accelerator": Regime(8, 3.6, lambda w: 12.7, constant(0.7)),
+    "two cores, blocked products": Regime(65, 7.5, lambda w: 65 + 13 * (w - 1), constant(0.55)),
+}
+
+
+def tokens_per_ms(regime: Regime, depth: DraftDepth, seed: int) -> float:
+    """Play a run of TOKENS tokens."""
+    generator = random.Random(seed)
+    elapsed, emitted = 0.0, 0
+    while emitted < TOKENS:
+        k = min(depth.choose(), TOKENS - emitted - 1)
+        if k < 1:
+            count = min(depth.plain_tokens, TOKENS - emitted)
+            elapsed += count * regime.plain
+            emitted += count
+            depth.record_plain(count, count * regime.plain)
+            continue
+        accepted = 0
+        while accepted < k and generator.random() < regime.acceptance(emitted, accepted):
+            accepted += 1
+        draft_ms = k * regime.draft
+        cost_ms = draft_ms + regime.verify(k + 1)
+        elapsed += cost_ms
+        emitted += accepted + 1
+        split = draft_ms if depth.wants_split_costs else None
+        depth.record_round(k, min(accepted + 1, k), accepted, cost_ms, split)
+    return emitted / elapsed
+
+
+def mean_rate(regime: Regime, make: Callable[[], DraftDepth]) -> float:
+    return sum(tokens_per_ms(regime, make(), seed) for seed in SEEDS) / len(SEEDS)
+
+
+def best_fixed(regime: Regime) -> float:
+    lengths = range(MAX_DEPTH_TOKENS + 1)
+    return max(mean_rate(regime, lambda k=k: FixedDepth(k)) for k in lengths)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", REGIMES)
+def test_the_controller_ends_within_five_percent_of_the_best_fixed_length(name: str) -> None:
+    regime = REGIMES[name]
+    assert mean_rate(regime, AdaptiveDepth) >= 0.95 * best_fixed(regime)
+
+
+def test_a_controller_that_never_stands_aside_fails_the_same_check() -> None:
+    regime = REGIMES["useless draft, linear"]
+    assert mean_rate(regime, lambda: FixedDepth(3)) < 0.95 * best_fixed(regime)
+
+
+def test_a_controller_that_never_probes_again_loses_what_probing_wins() -> None:
+    class NeverProbes(AdaptiveDepth):
+        def record_plain(self, tokens: int, cost_ms: float) -> None:
+            if self._is_warming_up:
+                super().record_plain(tokens, cost_ms)
+
+    regime = REGIMES["falls to .1 and rises again"]
+    assert mean_rate(regime, AdaptiveDepth) > 1.1 * mean_rate(regime, NeverProbes)
+
+
+def test_decisions_depend_on_past_rounds_alone() -> None:
+    """Two runs with the same past choose alike; `choose` changes nothing."""
+    first, second = AdaptiveDepth(), AdaptiveDepth()
+    generator = random.Random(5)
+    for _ in range(300):
+        assert first.choose() == first.choose() == second.choose()
+        k = first.choose()
+        if k == 0:
+            tokens = first.plain_tokens
+            for depth in (first, second):
+                depth.record_plain(tokens, 10.0 * tokens)
+            continue
+        accepted = generator.randint(0, k)
+        for depth in (first, second):
+            depth.record_round(k, min(accepted + 1, k), accepted, 12.0 + k, 1.0 * k)
+
+
+def test_a_first_use_that_takes_seconds_does_not_rule_out_drafting() -> None:
+    """The first round at a width may compile kernels."""
+    regime = REGIMES["verification flat in width"]
+    depth = AdaptiveDepth()
+    seen: set[int] = set()
+    rounds = 0
+    while rounds < 60:
+        k = depth.choose()
+        if k == 0:
+            count = depth.plain_tokens
+            depth.record_plain(count, count * regime.plain)
+            continue
+        verify_ms = regime.verify(k + 1) if k in seen else 3000.0
+        seen.add(k)
+        draft_ms = k * regime.draft
+        split = draft_ms if depth.wants_split_costs else None
+        depth.record_round(k, k, k, draft_ms + verify_ms, split)
+        rounds += 1
+    assert depth.choose() >= 4
+
+
+def test_the_summary_says_what_was_chosen_and_why() -> None:
+    regime = REGIMES["middling draft"]
+    depth = AdaptiveDepth()
+    tokens_per_ms(regime, depth, 0)
+    summary = depth.summary()
+    assert summary.k > 0
+    assert summary.plain_ms == pytest.approx(10)
+    assert summary.draft_step_ms == pytest.approx(1)
+    assert summary.verify_ms[2] == pytest.approx(11)
+    assert summary.predicted_speedup is not None and summary.predicted_speedup > 1
+    assert summary.break_even is not None and 0 < summary.break_even < 0.55

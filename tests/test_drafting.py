@@ -1,0 +1,277 @@
+"""Prompt lookup, adaptive length, and what the loop owes to any drafter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxgen.cache.cached_model import as_ids
+from mlxgen.config import AcceptRule, PromptLookupConfig, SamplingConfig
+from mlxgen.drafters.draft_model import DraftModel
+from mlxgen.drafters.lookup_first import LookupFirst
+from mlxgen.drafters.prompt_lookup import LookupGovernor, PromptLookup, find_continuation
+from mlxgen.drafters.proposal import Drafter
+from mlxgen.sampling.randomness import Randomness
+from mlxgen.speculative.depth import AdaptiveDepth, DraftDepth
+from mlxgen.speculative.loop import SpeculativeGenerator
+from tests.fixtures.runs import ModelStore, Settings
+from tests.fixtures.statistics import softmax, transitions_follow
+
+SAMPLED = SamplingConfig(temperature=0.9)
+KINDS = ("auto", "lookup", "lookup first", "lookup first, auto")
+
+
+class ScriptedDepth:
+    """Choices by turn, 0 for plain stretches of three tokens."""
+
+    plain_tokens = 3
+    wants_split_costs = False
+
+    def __init__(self, choices: list[int]) -> None:
+        self._choices, self._turn = choices, 0
+
+    def choose(self) -> int:
+        return self._choices[self._turn % len(self._choices)]
+
+    def record_plain(self, tokens: int, cost_ms: float) -> None:
+        self._turn += 1
+
+    def record_round(
+        self, k: int, tested: int, accepted: int, cost_ms: float, draft_ms: float | None
+    ) -> None:
+        self._turn += 1
+
+    def summary(self) -> None:
+        return None
+
+
+def run(
+    settings: Settings,
+    target: Any,
+    draft: Any,
+    kind: str,
+    tokens: int,
+    depth: DraftDepth | None = None,
+    context_tokens: int | None = None,
+) -> tuple[list[int], SpeculativeGenerator]:
+    randomness = Randomness(settings.seed)
+    lookup = PromptLookup(PromptLookupConfig(), settings.width)
+    model = DraftModel(
+        settings.cached(draft, "draft"),
+        settings.chain(),
+        randomness,
+        context_tokens=context_tokens,
+    )
+    drafter: Drafter = model
+    if kind.startswith("lookup"):
+        drafter = LookupFirst(lookup, model) if "first" in kind else lookup
+    if depth is None and "auto" in kind:
+        depth = AdaptiveDepth()
+    generator = SpeculativeGenerator(
+        settings.cached(target, "target"),
+        drafter,
+        settings.chain(),
+        randomness,
+        num_draft_tokens=settings.k,
+        depth=depth,
+        accept_rule=settings.rule,
+        diagnostics=settings.diagnostics,
+        eos_ids=settings.eos_ids,
+    )
+    generator.prefill(list(settings.prompt))
+    return [token.id for token in generator.tokens(tokens)], generator
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_ids_equal_plain_decoding(models: ModelStore, kind: str) -> None:
+    settings = Settings(prompt=(3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4))
+    target = models.llama(1)
+    for draft in (models.llama(1), models.llama(2)):
+        ids, _ = run(settings, target, draft, kind, 90)
+        assert ids == settings.plain_ids(target, 90)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rule", [AcceptRule.SAMPLER_MATCH, AcceptRule.GUMBEL_MATCH])
+def test_match_rules_emit_the_ids_of_plain_decoding(
+    models: ModelStore, kind: str, rule: AcceptRule
+) -> None:
+    sampling = SamplingConfig(
+        temperature=0.9, top_p=0.95, repetition_penalty=1.1, xtc_probability=0.3
+    )
+    settings = Settings(prompt=(3, 1, 4, 1, 5, 3, 1), sampling=sampling, rule=rule)
+    target, draft = models.llama(1), models.llama(2)
+    ids, _ = run(settings, target, draft, kind, 90)
+    assert ids == settings.plain_ids(target, 90)
+
+
+@pytest.mark.parametrize("rule", list(AcceptRule))
+def test_a_schedule_with_plain_stretches_keeps_full_acceptance_of_a_copy(
+    models: ModelStore, rule: AcceptRule
+) -> None:
+    """The draft catches up on what was decoded without it before it drafts again."""
+    sampling = SamplingConfig() if rule is AcceptRule.SAMPLER_MATCH else SAMPLED
+    settings = Settings(sampling=sampling, rule=rule)
+    model = models.llama(3)
+    depth = ScriptedDepth([3, 0, 0, 3, 1, 0])
+    _, generator = run(settings, model, model, "model", 80, depth=depth)
+    stats = generator.statistics
+    assert stats.rounds > 10
+    # p and q are equal up to rounding, so under these rules nothing is rejected.
+    assert stats.accepted == stats.positions_tested
+
+
+def test_a_draft_past_its_context_window_stops_and_the_text_stays(models: ModelStore) -> None:
+    settings = Settings()
+    model = models.llama(1)
+    ids, generator = run(settings, model, model, "model", 60, context_tokens=24)
+    assert ids == settings.plain_ids(model, 60)
+    assert 0 < generator.statistics.proposed < 24
+
+
+def test_one_synchronisation_a_round_for_every_rule(
+    models: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Diagnostics, penalties, bias and filters included. mx.eval is the only call that waits."""
+    sampling = SamplingConfig(
+        temperature=0.9,
+        top_k=20,
+        top_p=0.9,
+        min_p=0.01,
+        repetition_penalty=1.2,
+        frequency_penalty=0.1,
+        logit_bias=((3, -1.0),),
+    )
+    waits = 0
+    evaluate = mx.eval
+
+    def counted(*arrays: Any) -> None:
+        nonlocal waits
+        waits += 1
+        evaluate(*arrays)
+
+    for rule in AcceptRule:
+        for chosen in (sampling, SamplingConfig()):
+            settings = Settings(sampling=chosen, rule=rule, diagnostics=True)
+            speculation = settings.speculative(models.llama(1), models.llama(2))
+            monkeypatch.setattr(mx, "eval", counted)
+            waits = 0
+            speculation.ids(30)
+            monkeypatch.setattr(mx, "eval", evaluate)
+            # One for the first token; a last token without proposals may need one more.
+            assert speculation.statistics.rounds <= waits <= speculation.statistics.rounds + 2
+
+
+def test_tokens_of_a_round_come_after_the_next_round_was_dispatched(models: ModelStore) -> None:
+    settings = Settings(k=3)
+    model = models.llama(1)
+    speculation = settings.speculative(model, model)
+    tokens = speculation.generator.tokens(40)
+    next(tokens)
+    next(tokens)
+    target, rounds = speculation.target, speculation.rounds
+    assert len(rounds) == 1
+    # The second round's block is in the cache before the first round's second token is taken.
+    assert target.cached_tokens == rounds[0].target_cache_tokens + settings.k + 1
+    tokens.close()
+    assert target.cached_tokens == len(settings.prompt) + 1
+
+
+MARKOV_LOGITS = 1.6 * np.random.default_rng(11).standard_normal((5, 5))
+FAR_LOGITS = 1.6 * np.random.default_rng(12).standard_normal((5, 5))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["lookup", "lookup first, auto"])
+@pytest.mark.parametrize("rule", list(AcceptRule))
+def test_the_joint_law_of_the_text_is_the_targets(
+    models: ModelStore, kind: str, rule: AcceptRule
+) -> None:
+    """1,500 tokens, each conditioned on the three before it; false alarms 1e-4 a case."""
+    settings = Settings(
+        prompt=(0, 1, 2), width=5, sampling=SamplingConfig(temperature=0.9), rule=rule, seed=21
+    )
+    target, draft = models.table(MARKOV_LOGITS), models.table(FAR_LOGITS)
+    ids, generator = run(settings, target, draft, kind, 1500)
+    assert generator.statistics.rounds > 0
+    laws = softmax(MARKOV_LOGITS / 0.9)
+    assert transitions_follow(ids, laws, order=3)
+    assert not transitions_follow(ids, softmax(MARKOV_LOGITS / 0.6)), "of another temperature"
+
+
+@pytest.mark.slow
+def test_the_joint_law_rejects_lookup_that_claims_another_distribution(
+    models: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proposal found in the text was not drawn from a uniform q; saying so biases the text."""
+    settings = Settings(
+        prompt=(0, 1, 2),
+        width=5,
+        sampling=SamplingConfig(temperature=0.9),
+        rule=AcceptRule.STOCHASTIC,
+        seed=21,
+    )
+    monkeypatch.setattr(
+        "mlxgen.drafters.prompt_lookup.one_hot_log",
+        lambda ids, width: mx.full((len(ids), width), -np.log(width)),
+    )
+    target = models.table(MARKOV_LOGITS)
+    ids, _ = run(settings, target, target, "lookup", 2500)
+    assert not transitions_follow(ids, softmax(MARKOV_LOGITS / 0.9), order=3)
+
+
+def naive_continuation(tokens: list[int], low: int, high: int, limit: int) -> list[int]:
+    for size in range(high, low - 1, -1):
+        if size >= len(tokens):
+            continue
+        for start in range(len(tokens) - size - 1, -1, -1):
+            if tokens[start : start + size] == tokens[-size:]:
+                return tokens[start + size : start + size + limit]
+    return []
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=40),
+    st.integers(1, 3),
+    st.integers(0, 3),
+    st.integers(1, 9),
+)
+def test_lookup_finds_the_most_recent_match_of_the_longest_ngram(
+    tokens: list[int], low: int, extra: int, limit: int
+) -> None:
+    config = PromptLookupConfig(ngram_min=low, ngram_max=low + extra)
+    found = find_continuation(as_ids(tokens), config, limit).tolist()
+    assert found == naive_continuation(tokens, low, low + extra, limit)
+
+
+def test_lookup_proposes_a_one_hot_distribution() -> None:
+    lookup = PromptLookup(PromptLookupConfig(), 8)
+    history = Settings(width=8).chain().new_history([1, 2, 3, 4, 1, 2, 3])
+    assert lookup.plan(history, 3, 9) > 0
+    proposal = lookup.propose(history, 3, want_distribution=True, coupled=False)
+    assert proposal.ids.tolist() == [4, 1, 2]
+    assert proposal.log_q is not None
+    np.testing.assert_array_equal(np.exp(np.array(proposal.log_q)), np.eye(8)[[4, 1, 2]])
+
+
+def test_the_governor_pauses_after_misses_and_opens_after_a_hit() -> None:
+    governor = LookupGovernor(7)
+    assert governor.width() < 7
+    governor.record(3, 3)
+    assert governor.width() == 7
+    pauses = []
+    for _ in range(3):
+        for _ in range(2):
+            governor.record(7, 0)
+        pauses.append(0)
+        while governor.width() == 0:
+            pauses[-1] += 1
+    assert pauses[0] > 0
+    assert pauses == sorted(pauses)
+    governor.record(3, 1)
+    assert governor.width() > 0
