@@ -8,6 +8,7 @@ the command line raises these and knows nothing of processes; `ExitCode` is read
     ├── InputError           what the user passed cannot be used            exit 2
     │   ├── OptionError      a flag, an environment variable, a combination
     │   ├── ModelError       a model, tokenizer or adapter that cannot be loaded
+    │   ├── ContextError     a conversation that has outgrown the context window
     │   └── PairError        a target and a draft that do not fit each other
     └── GenerationError      a failure while running                        exit 1
         └── NonFiniteError   a model produced no usable distribution
@@ -45,6 +46,10 @@ class OptionError(InputError):
 
 class ModelError(InputError):
     """A model, a tokenizer or an adapter cannot be found or loaded."""
+
+
+class ContextError(InputError):
+    """A conversation that leaves no room for a reply in the model's context window."""
 
 
 class PairError(InputError):

@@ -11,12 +11,12 @@ print(result.text, result.statistics)
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from mlxgen.cache.cached_model import CachedModel
+from mlxgen.cache.cached_model import CachedModel, as_ids
 from mlxgen.config import MAX_KV_SIZE_WITH_DRAFT, GenerationConfig
 from mlxgen.decoding.plain import PlainGenerator
 from mlxgen.decoding.tokens import FinishReason, Token
@@ -25,9 +25,11 @@ from mlxgen.drafters.lookup_first import LookupFirst
 from mlxgen.drafters.prompt_lookup import PromptLookup
 from mlxgen.drafters.proposal import Drafter
 from mlxgen.errors import InputError, OptionError
+from mlxgen.memory import Memory, fresh_draft, fresh_target
 from mlxgen.models.loading import LoadedModel
 from mlxgen.models.vocabulary import compare_vocabularies
 from mlxgen.sampling.chain import SamplerChain
+from mlxgen.sampling.history import IntArray
 from mlxgen.sampling.randomness import Randomness
 from mlxgen.speculative.depth import AdaptiveDepth, DepthSummary, FixedDepth
 from mlxgen.speculative.loop import Round, SpeculativeGenerator
@@ -45,7 +47,8 @@ class Generation:
     completes a stop string is. text: ends before a stop string. statistics: None when no drafter
     was there. prefill_ms: until all prompt tokens but the last are in the caches; decode_ms: from
     there to the end, so that every token costs one share of it on every path. depth: what an
-    adaptive draft length chose and why.
+    adaptive draft length chose and why. reused_tokens: prompt tokens that were in the target's
+    cache already.
     """
 
     text: str
@@ -58,6 +61,7 @@ class Generation:
     prefill_ms: float
     decode_ms: float
     depth: DepthSummary | None = None
+    reused_tokens: int = 0
 
     @property
     def token_ids(self) -> list[int]:
@@ -72,7 +76,8 @@ class Generation:
     @property
     def prefill_tokens_per_s(self) -> float:
         """Prompt tokens put into the caches for each second of prefill."""
-        return 1e3 * (len(self.prompt_ids) - 1) / self.prefill_ms if self.prefill_ms > 0 else 0.0
+        taken_in = len(self.prompt_ids) - 1 - self.reused_tokens
+        return 1e3 * taken_in / self.prefill_ms if self.prefill_ms > 0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -96,8 +101,11 @@ class GenerationStream:
         tokenizer: Any,
         prompt_ids: list[int],
         config: GenerationConfig,
+        memory: Memory | None = None,
     ) -> None:
         self._generator = generator
+        self._memory = memory
+        self._reused_tokens = 0 if memory is None else memory.target.reused_tokens
         self._prompt_ids = prompt_ids
         self._config = config
         self._text_stream = TextStream(tokenizer)
@@ -107,22 +115,28 @@ class GenerationStream:
         self._is_complete = False
         self._started_s = self._prefilled_s = self._ended_s = 0.0
 
-    def __iter__(self) -> Iterator[TextPiece]:
+    def __iter__(self) -> Generator[TextPiece, None, None]:
         self._started_s = self._prefilled_s = self._ended_s = time.perf_counter()
-        self._generator.prefill(self._prompt_ids)
-        self._prefilled_s = self._ended_s = time.perf_counter()
-        # Closing the token iterator rewinds the caches now, not when it is collected.
-        with closing(self._generator.tokens(self._config.max_tokens)) as tokens:
-            try:
-                for token in tokens:
-                    self._tokens.append(token)
-                    text = self._text_stream.add(token.id)
-                    yield from self._shown(self._stops.feed(text, token.from_draft))
-                    if self._stops.matched is not None:
-                        break
-                self._is_complete = True
-            finally:
-                self._ended_s = time.perf_counter()
+        try:
+            self._generator.prefill(self._prompt_ids)
+            self._prefilled_s = self._ended_s = time.perf_counter()
+            # Closing the token iterator rewinds the caches now, not when it is collected.
+            with closing(self._generator.tokens(self._config.max_tokens)) as tokens:
+                try:
+                    for token in tokens:
+                        self._tokens.append(token)
+                        text = self._text_stream.add(token.id)
+                        yield from self._shown(self._stops.feed(text, token.from_draft))
+                        if self._stops.matched is not None:
+                            break
+                    self._is_complete = True
+                finally:
+                    self._ended_s = time.perf_counter()
+        finally:
+            if self._memory is not None:
+                self._memory.take_back(
+                    as_ids([*self._prompt_ids, *(token.id for token in self._tokens)])
+                )
         yield from self.held_back()
 
     def held_back(self) -> Iterator[TextPiece]:
@@ -162,6 +176,7 @@ class GenerationStream:
             prefill_ms=1e3 * (self._prefilled_s - self._started_s),
             decode_ms=1e3 * (self._ended_s - self._prefilled_s),
             depth=depth,
+            reused_tokens=self._reused_tokens,
         )
 
 
@@ -171,20 +186,24 @@ def stream_generate(
     config: GenerationConfig,
     *,
     draft: LoadedModel | None = None,
+    memory: Memory | None = None,
     on_round: Callable[[Round], None] | None = None,
 ) -> GenerationStream:
     """Start a run; iterate over what comes back.
 
     prompt: text, put through the chat template where there is one, or token ids as they are.
     Without a draft, or with num_draft_tokens of 0, decoding is plain, unless prompt lookup is on.
-    Raises `InputError` for an
-    empty prompt or one with ids that the model cannot embed, `OptionError` for options that do not
-    fit the model, `PairError` for a draft that does not fit the target.
+    memory: caches of earlier runs on these models, which this run takes up and leaves behind.
+    Raises `InputError` for an empty prompt or one with ids that the model cannot embed,
+    `OptionError` for options that do not fit the model, `PairError` for a draft that does not fit
+    the target.
     """
     prompt_ids = encode_prompt(target.tokenizer, prompt) if isinstance(prompt, str) else [*prompt]
-    generator = build_generator(target, config, draft=draft, on_round=on_round)
     _check_prompt(prompt_ids, target)
-    return GenerationStream(generator, target.tokenizer, prompt_ids, config)
+    generator = build_generator(
+        target, config, draft=draft, memory=memory, prompt=prompt_ids, on_round=on_round
+    )
+    return GenerationStream(generator, target.tokenizer, prompt_ids, config, memory)
 
 
 def generate(
@@ -193,10 +212,11 @@ def generate(
     config: GenerationConfig,
     *,
     draft: LoadedModel | None = None,
+    memory: Memory | None = None,
     on_round: Callable[[Round], None] | None = None,
 ) -> Generation:
     """Run to the end. Arguments and errors as `stream_generate`."""
-    stream = stream_generate(target, prompt, config, draft=draft, on_round=on_round)
+    stream = stream_generate(target, prompt, config, draft=draft, memory=memory, on_round=on_round)
     for _ in stream:
         pass
     return stream.result
@@ -207,9 +227,16 @@ def build_generator(
     config: GenerationConfig,
     *,
     draft: LoadedModel | None = None,
+    memory: Memory | None = None,
+    prompt: Sequence[int] = (),
     on_round: Callable[[Round], None] | None = None,
 ) -> PlainGenerator | SpeculativeGenerator:
-    """The decoding loop for a model or a pair, with fresh caches."""
+    """The decoding loop for a model or a pair.
+
+    The caches are fresh, or those of a memory, which hold a prefix of the prompt then.
+    """
+    if memory is not None and memory.config != config.cache:
+        raise ValueError("the memory was made with other cache options than this run has")
     width = target.drawable_ids
     eos_ids = target.eos_ids | frozenset(config.extra_eos_ids)
     chain = SamplerChain(
@@ -220,8 +247,12 @@ def build_generator(
     )
     randomness = Randomness(config.seed)
     ending = frozenset() if config.ignore_eos else eos_ids
-    cached_target = CachedModel(target.model, role="target", width=width, config=config.cache)
-    drafter = _build_drafter(target, config, draft, chain, randomness)
+    prompt_ids = as_ids([*prompt])
+    if memory is None:
+        cached_target = fresh_target(target, config.cache)
+    else:
+        cached_target = memory.target.lend(prompt_ids)
+    drafter = _build_drafter(target, config, draft, chain, randomness, memory, prompt_ids)
     if drafter is None:
         return PlainGenerator(
             cached_target, chain, randomness, eos_ids=ending, logprobs=config.logprobs
@@ -251,6 +282,8 @@ def _build_drafter(
     draft: LoadedModel | None,
     chain: SamplerChain,
     randomness: Randomness,
+    memory: Memory | None,
+    prompt_ids: IntArray,
 ) -> Drafter | None:
     speculation = config.speculation
     lookup = None
@@ -259,14 +292,11 @@ def _build_drafter(
     if draft is None or not speculation.drafts_with_model:
         return lookup
     compare_vocabularies(target.vocabulary, draft.vocabulary)
-    rows = draft.checkpoint.vocabulary_rows
-    cached = CachedModel(
-        draft.model,
-        role="draft",
-        width=chain.width,
-        embedding_rows=rows if rows is not None and rows < chain.width else None,
-        config=config.cache,
-    )
+    cached: CachedModel
+    if memory is None or memory.draft is None:
+        cached = fresh_draft(target, draft, config.cache)
+    else:
+        cached = memory.draft.lend(prompt_ids)
     draft_chain = chain
     if speculation.draft_temperature is not None:
         draft_chain = chain.with_config(config.sampling.for_draft(speculation.draft_temperature))

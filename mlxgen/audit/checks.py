@@ -20,6 +20,7 @@ from mlxgen.generation import Generation, generate
 from mlxgen.models.loading import LoadedModel
 from mlxgen.models.vocabulary import compare_vocabularies
 from mlxgen.speculative.loop import Round
+from mlxgen.speculative.theory_check import TheoryCheck
 from mlxgen.text.prompt import encode_prompt
 
 PATH_BY_PATH = (AcceptRule.SAMPLER_MATCH, AcceptRule.GUMBEL_MATCH)
@@ -158,14 +159,9 @@ def _shown(target: LoadedModel, token: int | None) -> str:
 
 
 def _theory(rule: AcceptRule, runs: list[Generation]) -> CheckResult:
-    checks = [run.statistics.check for run in runs if run.statistics is not None]
-    total = type(checks[0])(
-        expected=sum(check.expected for check in checks),
-        observed=sum(check.observed for check in checks),
-        variance=sum(check.variance for check in checks),
-        largest_step=max(check.largest_step for check in checks),
-    )
-    tested = sum(run.statistics.positions_tested for run in runs if run.statistics is not None)
+    statistics = [run.statistics for run in runs if run.statistics is not None]
+    total = TheoryCheck.combined([stats.check for stats in statistics])
+    tested = sum(stats.positions_tested for stats in statistics)
     detail = (
         f"accepted {total.observed} of {tested} tested, theory expects {total.expected:.2f}: "
         f"z = {total.z + 0.0:.2f}"

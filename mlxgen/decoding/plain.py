@@ -35,9 +35,12 @@ class PlainGenerator:
         self.finish_reason = FinishReason.LENGTH
 
     def prefill(self, prompt: list[int]) -> None:
-        """Take in a prompt of at least one token; its last one is the first step's input."""
+        """Take in a prompt of at least one token; its last one is the first step's input.
+
+        What the cache holds already must be a prefix of it, and is not taken in again.
+        """
         self._history = self._chain.new_history(prompt)
-        self._target.prefill(as_ids(prompt)[:-1])
+        self._target.prefill(as_ids(prompt)[self._target.cached_tokens : -1])
 
     def tokens(self, max_tokens: int) -> Generator[Token, None, None]:
         """Emit up to max_tokens tokens. Raises `NonFiniteError` where no token can be drawn."""

@@ -56,8 +56,8 @@ class DraftModel:
         return self._is_past_context
 
     def prefill(self, prompt: IntArray) -> None:
-        """Take in all prompt tokens but the last."""
-        self._model.prefill(prompt[:-1])
+        """Take in all prompt tokens but the last, save those that the cache holds already."""
+        self._model.prefill(prompt[self._model.cached_tokens : -1])
 
     def plan(self, history: History, k: int, limit: int) -> int:
         """k, as far as budget and context window allow."""

@@ -30,12 +30,13 @@ def resolve_model(reference: str, revision: str | None, option: str) -> Path:
     """
     if not reference.strip():
         raise OptionError(f"{option} needs a directory or a hub id (owner/name)")
+    path = expand_home(reference)
     try:
-        path = Path(reference).expanduser()
         is_directory, exists = path.is_dir(), path.exists()
-    except (OSError, RuntimeError) as error:  # a name too long, a home that is not known
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ModelError(f"{option} {reference[:100]}: no such directory ({reason})") from error
+    except OSError as error:
+        raise ModelError(
+            f"{option} {reference[:100]}: no such directory ({error.strerror})"
+        ) from error
     if is_directory:
         if revision is not None:
             raise OptionError(f"--revision is for hub ids, and {option} {reference} is a directory")
@@ -48,9 +49,15 @@ def resolve_model(reference: str, revision: str | None, option: str) -> Path:
     return _snapshot(reference, revision, option)
 
 
+def expand_home(reference: str) -> Path:
+    """A path with a leading `~` replaced; one that names no user's home stays as it is."""
+    # Path.expanduser raises for an unknown user, and takes ./~name for one.
+    return Path(os.path.expanduser(reference))  # noqa: PTH111
+
+
 def resolve_adapter(reference: str) -> Path:
     """The directory of a LoRA adapter. Raises `ModelError` when there is none."""
-    path = Path(os.path.expanduser(reference))  # noqa: PTH111 - Path's raises for unknown users
+    path = expand_home(reference)
     if not os.path.isfile(path / "adapter_config.json"):  # noqa: PTH113 - Path's may raise
         raise ModelError(f"--adapter {reference}: no such directory with an adapter_config.json")
     return path

@@ -134,10 +134,13 @@ class SpeculativeGenerator:
         return self._depth.summary()
 
     def prefill(self, prompt: list[int]) -> None:
-        """Take in a prompt of at least one token; its last one is the first step's input."""
+        """Take in a prompt of at least one token; its last one is the first step's input.
+
+        What the caches hold already must be a prefix of it, and is not taken in again.
+        """
         tokens = as_ids(prompt)
         self._history = self._chain.new_history(prompt)
-        self._target.prefill(tokens[:-1])
+        self._target.prefill(tokens[self._target.cached_tokens : -1])
         self._drafter.prefill(tokens)
         _log_once(
             _seen_rules,

@@ -9,6 +9,7 @@ is right and q is what the proposals were drawn from.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 INCONSISTENT_Z = 4.9
@@ -32,6 +33,16 @@ class TheoryCheck:
     observed: int = 0
     variance: float = 0.0
     largest_step: int = 1
+
+    @classmethod
+    def combined(cls, checks: Sequence[TheoryCheck]) -> TheoryCheck:
+        """The check of several runs together."""
+        return cls(
+            expected=sum(check.expected for check in checks),
+            observed=sum(check.observed for check in checks),
+            variance=sum(check.variance for check in checks),
+            largest_step=max((check.largest_step for check in checks), default=1),
+        )
 
     def add_positions(self, probabilities: list[float], accepted: int) -> None:
         """Positions judged one by one, each accepted with its probability."""
