@@ -8,10 +8,12 @@ from typing import Annotated
 import typer
 
 from mlxgen import __version__
+from mlxgen.cli import compare as comparing
 from mlxgen.cli.generate import run_generate
 from mlxgen.cli.options import GenerateOptions
 from mlxgen.cli.outcome import PROGRAM, run
 from mlxgen.cli.verify import DEFAULT_TOKENS, VerifyOptions, run_verify
+from mlxgen.experiment.arms import DEFAULT_ARMS
 
 app = typer.Typer(
     name=PROGRAM,
@@ -23,6 +25,7 @@ app = typer.Typer(
 
 _MODEL, _PROMPT, _LENGTH = "Model", "Prompt", "Length and stopping"
 _SAMPLING, _SPECULATION, _OUTPUT, _MEMORY = "Sampling", "Speculation", "Output", "Memory"
+_EXPERIMENT = "Experiment"
 
 
 def main() -> int:
@@ -488,11 +491,21 @@ def generate(
         int,
         typer.Option(help="Prompt tokens taken in at once.", rich_help_panel=_MEMORY),
     ] = 2048,
+    prompt_cache: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Keep the caches in this file after a run, and take up what the prompt shares "
+            "with it in the next. The text is that of a run without it.",
+            rich_help_panel=_MEMORY,
+        ),
+    ] = None,
 ) -> int:
     """Generate text from a prompt, with a draft model where one is given.
 
-    Without -m the default pair is used. Statistics follow the text; the line
-    [Speculative acceptance] says which acceptance rule ran and how it did.
+    Without -m the default pair is used, and without a prompt on a terminal it is a chat. Statistics
+    follow the text; the line [Speculative acceptance] says which acceptance rule ran and how it
+    did.
     """
     return run_generate(
         GenerateOptions(
@@ -552,6 +565,7 @@ def generate(
             quantized_kv_start=quantized_kv_start,
             max_kv_size=max_kv_size,
             prefill_step_size=prefill_step_size,
+            prompt_cache=prompt_cache,
         )
     )
 
@@ -618,6 +632,238 @@ def verify(
             num_draft_tokens=num_draft_tokens,
             seed=seed,
             json=json,
+            verbose=verbose,
+        )
+    )
+
+
+@app.command()
+def compare(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "-m",
+            "--model",
+            metavar="DIR|HUB_ID",
+            help="Target model: a directory, or a hub id (owner/name). Default: the default pair.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    revision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REV", help="Revision of the target's hub id.", rich_help_panel=_MODEL
+        ),
+    ] = None,
+    draft_model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR|HUB_ID",
+            help="A small model of the target's vocabulary that proposes tokens.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-remote-code",
+            help="Run code that a model directory brings along.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = False,
+    arms: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Rules and plain, separated by commas; the first arm is what the others are "
+            f"compared with. Default: {','.join(DEFAULT_ARMS)}.",
+            rich_help_panel=_EXPERIMENT,
+        ),
+    ] = None,
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SPEC",
+            help="One more arm with settings of its own: a rule or plain, then k=N|auto, temp=, "
+            "top-k=, top-p=, min-p=, draft-temp=, lookup, name=, such as "
+            "'stochastic,k=8,temp=1.0'. Repeatable.",
+            rich_help_panel=_EXPERIMENT,
+        ),
+    ] = None,
+    prompts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help='Prompts, one a line, or JSONL (*.jsonl) of strings or objects with "prompt". '
+            "Default: a bundled set of 40.",
+            rich_help_panel=_EXPERIMENT,
+        ),
+    ] = None,
+    num_prompts: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Take the first N prompts only; any head of the bundled set is mixed.",
+            rich_help_panel=_EXPERIMENT,
+        ),
+    ] = None,
+    seeds: Annotated[
+        int,
+        typer.Option(metavar="S", help="Seeds of each prompt.", rich_help_panel=_EXPERIMENT),
+    ] = 1,
+    seed: Annotated[
+        str,
+        typer.Option(
+            metavar="N",
+            help="The first seed, 0 to 2^64-1; the others follow it.",
+            rich_help_panel=_EXPERIMENT,
+        ),
+    ] = "0",
+    theory_seeds: Annotated[
+        int,
+        typer.Option(
+            metavar="S",
+            help="Seeds whose runs are made again with closed forms, untimed, for the check "
+            "against theory; 0 leaves it out.",
+            rich_help_panel=_EXPERIMENT,
+        ),
+    ] = 1,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Keep every finished run in this journal, and go on from what it holds.",
+            rich_help_panel=_EXPERIMENT,
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int,
+        typer.Option(
+            "-n", "--max-tokens", help="Most tokens of each run.", rich_help_panel=_EXPERIMENT
+        ),
+    ] = comparing.DEFAULT_TOKENS,
+    ignore_eos: Annotated[
+        bool,
+        typer.Option(
+            "--ignore-eos",
+            help="Go on after an end-of-sequence token, so that all runs are of one length.",
+            rich_help_panel=_EXPERIMENT,
+        ),
+    ] = False,
+    no_chat_template: Annotated[
+        bool,
+        typer.Option(
+            "--no-chat-template", help="Pass prompts as they are.", rich_help_panel=_EXPERIMENT
+        ),
+    ] = False,
+    temp: Annotated[
+        float,
+        typer.Option(
+            "-t",
+            "--temp",
+            "--temperature",
+            help="Temperature. The model's generation_config.json is not looked at here.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = comparing.DEFAULT_TEMPERATURE,
+    top_k: Annotated[
+        int,
+        typer.Option(
+            help="Keep the K most likely tokens and those tied with the K-th; 0 is off.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = 0,
+    top_p: Annotated[
+        float,
+        typer.Option(
+            help="Keep the smallest set of tokens whose mass reaches P; 1 is off.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = 1.0,
+    min_p: Annotated[
+        float,
+        typer.Option(
+            help="Keep tokens with at least this share of the top token's probability; 0 is off.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = 0.0,
+    num_draft_tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|auto",
+            help="Tokens proposed in a round, where an arm does not say. Default 3.",
+            rich_help_panel=_SPECULATION,
+        ),
+    ] = None,
+    json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Print one JSON document on stdout, and the tables on stderr.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = False,
+    csv: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write one row for each arm.", rich_help_panel=_OUTPUT),
+    ] = None,
+    svg: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write a picture: acceptance against closed forms, speeds with intervals, "
+            "acceptance by position.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
+    html: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write a self-contained page with the picture and the tables.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose",
+            help="Versions, and a traceback with an error.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = False,
+) -> int:
+    """Compare acceptance rules and settings on a pair of models.
+
+    Runs every arm on every prompt and seed, arms taking turns, and reports acceptance against
+    theory, speeds, and their ratios with 95 % bootstrap intervals over prompts.
+    """
+    return comparing.run_compare(
+        comparing.CompareOptions(
+            model=model,
+            revision=revision,
+            draft_model=draft_model,
+            trust_remote_code=trust_remote_code,
+            arms=arms,
+            arm=arm or [],
+            prompts=prompts,
+            num_prompts=num_prompts,
+            seeds=seeds,
+            seed=seed,
+            theory_seeds=theory_seeds,
+            max_tokens=max_tokens,
+            ignore_eos=ignore_eos,
+            no_chat_template=no_chat_template,
+            temp=temp,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            num_draft_tokens=num_draft_tokens,
+            json=json,
+            csv=csv,
+            svg=svg,
+            html=html,
+            resume=resume,
             verbose=verbose,
         )
     )

@@ -9,28 +9,36 @@ from typing import TYPE_CHECKING
 from mlxgen.cli.logs import configure_logging
 from mlxgen.cli.options import GenerateOptions, parse_seed, parse_template_args
 from mlxgen.cli.pair import PairChoice, choose_pair, load_pair
-from mlxgen.cli.prompt_source import read_prompt
+from mlxgen.cli.prompt_source import asks_for_chat, read_prompt
 from mlxgen.cli.streams import Mode, Streams
 from mlxgen.config import MAX_KV_SIZE_WITH_DRAFT, GenerationConfig
-from mlxgen.errors import ExitCode, InputError, OptionError
+from mlxgen.errors import ExitCode, GenerationError, InputError, OptionError
 from mlxgen.models.checkpoint import Checkpoint
 from mlxgen.models.drafter_kind import check_kind_option
-from mlxgen.models.source import resolve_adapter
+from mlxgen.models.identity import fingerprint
+from mlxgen.models.source import expand_home, resolve_adapter
+from mlxgen.prompt_cache import PromptCache, check_options
 
 if TYPE_CHECKING:
+    from mlxgen.memory import Memory
     from mlxgen.models.loading import LoadedModel
 
 _UNLIMITED = -1
+_LONGEST_PROMPT_WINDOWS = 2
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """A run whose options have been checked and whose models have not been loaded."""
+    """A run whose options have been checked and whose models have not been loaded.
+
+    prompt: None in a chat.
+    """
 
     config: GenerationConfig
-    prompt: str
+    prompt: str | None
     pair: PairChoice
     why_plain: str | None
+    prompt_cache: PromptCache | None
 
 
 def run_generate(options: GenerateOptions) -> ExitCode:
@@ -97,7 +105,37 @@ def _plan(options: GenerateOptions, streams: Streams) -> _Plan:
             f"Sampling from the model's generation_config.json: {values} "
             f"(--no-generation-config turns this off)"
         )
-    return _Plan(config, read_prompt(options.prompt, options.file), pair, why_plain)
+    prompt_cache = _prompt_cache(options, config, pair)
+    prompt = None
+    if not asks_for_chat(options.prompt, options.file):
+        prompt = read_prompt(options.prompt, options.file)
+    elif options.json:
+        raise OptionError(
+            "--json prints one document, and a chat has many: pass -p TEXT or -f FILE"
+        )
+    return _Plan(config, prompt, pair, why_plain, prompt_cache)
+
+
+def _prompt_cache(
+    options: GenerateOptions, config: GenerationConfig, pair: PairChoice
+) -> PromptCache | None:
+    """The file of `--prompt-cache`, looked at but not read."""
+    if options.prompt_cache is None:
+        return None
+    if not options.prompt_cache:
+        raise OptionError("--prompt-cache needs a file")
+    check_options(config.cache)
+    adapter = None if options.adapter is None else resolve_adapter(options.adapter)
+    file = PromptCache(
+        # A link is followed, so that writing does not replace it.
+        expand_home(options.prompt_cache).resolve(),
+        options.prompt_cache,
+        fingerprint(pair.target, adapter),
+        None if pair.draft is None else fingerprint(pair.draft),
+        config.cache,
+    )
+    file.check()
+    return file
 
 
 def _check_bias(bias: tuple[tuple[int, float], ...], rows: int | None) -> None:
@@ -115,82 +153,109 @@ def _generate(
     target: LoadedModel,
     draft: LoadedModel | None,
 ) -> ExitCode:
-    import mlx.core as mx
+    config = replace(plan.config, extra_eos_ids=_extra_eos_ids(options.extra_eos_token, target))
+    memory = None
+    if plan.prompt_cache is not None:
+        from mlxgen.memory import Memory
 
+        memory = Memory(target, draft, config.cache)
+        plan.prompt_cache.load(memory, target, draft)
+    run = _one_shot if plan.prompt is not None else _chat
+    exit_code = run(replace(plan, config=config), options, streams, target, draft, memory)
+    if plan.prompt_cache is not None and memory is not None:
+        try:
+            plan.prompt_cache.save(memory, target, draft)
+        except GenerationError as error:
+            if exit_code is ExitCode.DONE:
+                raise
+            streams.warn(str(error))
+    return exit_code
+
+
+def _one_shot(
+    plan: _Plan,
+    options: GenerateOptions,
+    streams: Streams,
+    target: LoadedModel,
+    draft: LoadedModel | None,
+    memory: Memory | None,
+) -> ExitCode:
+    from mlxgen.cli.reply import print_run
     from mlxgen.generation import stream_generate
-    from mlxgen.report import lines as report_lines
     from mlxgen.report.document import generation_document
     from mlxgen.text.prompt import encode_prompt
 
     prompt_ids = encode_prompt(
         target.tokenizer,
-        plan.prompt,
+        plan.prompt or "",
         system=options.system,
         use_template=not options.no_chat_template,
         template_args=parse_template_args(options.chat_template_args),
     )
-    config = replace(
-        plan.config,
-        extra_eos_ids=_extra_eos_ids(options.extra_eos_token, target),
-        max_tokens=_max_tokens(options.max_tokens, len(prompt_ids), plan.pair.target, streams),
-    )
+    checkpoint = plan.pair.target
+    _check_length(len(prompt_ids), checkpoint)
+    limit = _max_tokens(options.max_tokens, len(prompt_ids), checkpoint, streams)
+    config = replace(plan.config, max_tokens=limit)
     _note_draft_context(plan.pair, len(prompt_ids) + config.max_tokens, streams)
-    if not config.sampling.is_greedy:
-        streams.note(f"Seed: {config.seed}")
-    if options.verbose:
-        streams.note(f"Filter order: {';'.join(config.sampling.order)}")
-    stream = stream_generate(target, prompt_ids, config, draft=draft)
-    exit_code = ExitCode.DONE
-    try:
-        for piece in stream:
-            streams.text(piece.text, piece.from_draft)
-    except KeyboardInterrupt:
-        exit_code = ExitCode.INTERRUPTED
-        for piece in stream.held_back():
-            streams.text(piece.text, piece.from_draft)
-    streams.end_text()
-    result = stream.result
-
-    def decode(ids: list[int]) -> str:
-        text: str = target.tokenizer.decode(ids)
-        return text
-
-    lines: list[str] = []
-    if exit_code is ExitCode.INTERRUPTED:
-        lines.append("[Interrupted]")
-    if config.logprobs:
-        lines.extend(report_lines.logprob_lines(result, decode))
-    if options.profile:
-        lines.extend(report_lines.profile_lines(result, mx.get_peak_memory()))
-    else:
-        lines.append(report_lines.generated_line(result))
-    if result.statistics is not None:
-        lines.extend(report_lines.speculation_lines(result.statistics))
-        if config.speculation.prompt_lookup is not None:
-            lines.append(report_lines.drafters_line(result.statistics))
-    if result.depth is not None and options.profile:
-        for line in report_lines.depth_lines(result):
-            streams.note(line)
-    streams.statistics(lines)
-    if result.statistics is not None and not result.statistics.check.is_consistent:
-        streams.warn(
-            "the run disagrees with theory (|z| > 4.9, a chance of one in a million): please "
-            "report the command and the seed"
+    _note_sampling(config, options, streams)
+    stream = stream_generate(target, prompt_ids, config, draft=draft, memory=memory)
+    if memory is not None:
+        streams.note(
+            f"Prompt cache: {memory.target.reused_tokens} of {len(prompt_ids)} prompt tokens "
+            f"taken up"
         )
+    decode = target.tokenizer.decode
+    printed = print_run(stream, streams, config, shows_profile=options.profile, decode=decode)
     streams.document(
         generation_document(
-            result,
+            printed.result,
             config,
             models={
                 "target": str(plan.pair.target.path),
                 "draft": None if plan.pair.draft is None else str(plan.pair.draft.path),
             },
             why_inactive=plan.why_plain,
-            lines=lines,
+            lines=printed.lines,
             decode=decode,
         )
     )
-    return exit_code
+    return ExitCode.DONE if printed.interruption is None else ExitCode.INTERRUPTED
+
+
+def _chat(
+    plan: _Plan,
+    options: GenerateOptions,
+    streams: Streams,
+    target: LoadedModel,
+    draft: LoadedModel | None,
+    memory: Memory | None,
+) -> ExitCode:
+    from mlxgen.cli.chat import Chat
+    from mlxgen.conversation import Conversation
+
+    window = plan.pair.target.context_tokens
+    limit = options.max_tokens if options.max_tokens >= 0 else window
+    config = replace(plan.config, max_tokens=limit)
+    conversation = Conversation(
+        target,
+        config,
+        draft=draft,
+        memory=memory,
+        system=options.system,
+        use_template=not options.no_chat_template,
+        template_args=parse_template_args(options.chat_template_args),
+    )
+    _note_draft_context(plan.pair, window, streams)
+    _note_sampling(config, options, streams)
+    decode = target.tokenizer.decode
+    return Chat(conversation, streams, config, shows_profile=options.profile, decode=decode).run()
+
+
+def _note_sampling(config: GenerationConfig, options: GenerateOptions, streams: Streams) -> None:
+    if not config.sampling.is_greedy:
+        streams.note(f"Seed: {config.seed}")
+    if options.verbose:
+        streams.note(f"Filter order: {';'.join(config.sampling.order)}")
 
 
 def _note_draft_context(pair: PairChoice, text_tokens: int, streams: Streams) -> None:
@@ -215,6 +280,17 @@ def _extra_eos_ids(tokens: list[str], target: LoadedModel) -> tuple[int, ...]:
             )
         ids.append(token_id)
     return tuple(ids)
+
+
+def _check_length(prompt_tokens: int, target: Checkpoint) -> None:
+    """Refuse a prompt that is a mistake: far behind its window a model writes nonsense, after a
+    prefill that may take hours."""
+    window = target.declared_context_tokens
+    if window is not None and prompt_tokens > _LONGEST_PROMPT_WINDOWS * window:
+        raise InputError(
+            f"the prompt has {prompt_tokens} tokens, more than twice the model's context window of "
+            f"{window}: shorten it"
+        )
 
 
 def _max_tokens(requested: int, prompt_tokens: int, target: Checkpoint, streams: Streams) -> int:

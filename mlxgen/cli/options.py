@@ -88,6 +88,7 @@ class GenerateOptions:
     quantized_kv_start: int
     max_kv_size: int | None
     prefill_step_size: int
+    prompt_cache: str | None
 
     def sampling(self, recommended: Mapping[str, float | int]) -> SamplingConfig:
         """recommended: the model's own temperature, top_p and top_k, for flags not given."""

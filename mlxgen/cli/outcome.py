@@ -19,6 +19,10 @@ from mlxgen.errors import ExitCode, MlxgenError
 PROGRAM = "mlxgen"
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: handled like Ctrl-C, except that a chat ends with it."""
+
+
 def run(command: Callable[[], object], *, verbose: bool) -> int:
     """Run a command and return its exit code, with every failure told in one line on stderr.
 
@@ -26,6 +30,10 @@ def run(command: Callable[[], object], *, verbose: bool) -> int:
     the pipe ends the command quietly.
     """
     signal.signal(signal.SIGTERM, _interrupt)
+    for name in ("stdout", "stderr"):
+        # A stream that the caller closed is None, and print would take that for stdout.
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
     try:
         result = command()
         sys.stdout.flush()
@@ -38,7 +46,10 @@ def run(command: Callable[[], object], *, verbose: bool) -> int:
     except (KeyboardInterrupt, typer.Abort):
         print(f"{PROGRAM}: interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit) as error:
+        # Typer makes SystemExit(1) of a broken pipe, whatever its mode.
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            raise
         # The interpreter flushes stdout again when it exits; let that go nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return ExitCode.DONE
@@ -54,7 +65,7 @@ def run(command: Callable[[], object], *, verbose: bool) -> int:
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
+    raise Terminated
 
 
 def _fail(message: str, code: ExitCode, verbose: bool) -> int:

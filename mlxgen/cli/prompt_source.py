@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from mlxgen.errors import InputError, OptionError
+from mlxgen.models.source import expand_home
+
+
+def asks_for_chat(prompt: str | None, file: str | None) -> bool:
+    """Whether no prompt was given and somebody is there to type one."""
+    stdin = sys.stdin
+    is_open = stdin is not None and not stdin.closed
+    return prompt is None and file is None and is_open and stdin.isatty()
 
 
 def read_prompt(prompt: str | None, file: str | None) -> str:
@@ -15,7 +22,7 @@ def read_prompt(prompt: str | None, file: str | None) -> str:
     if file is not None:
         text = _read_file(file)
     elif prompt is None or prompt == "-":
-        text = _read_stdin(is_asked_for=prompt == "-")
+        text = _read_stdin()
     else:
         text = prompt
         try:
@@ -29,21 +36,15 @@ def read_prompt(prompt: str | None, file: str | None) -> str:
 
 def _read_file(file: str) -> str:
     try:
-        return _decode(Path(file).expanduser().read_bytes(), f"-f {file}")
+        return _decode(expand_home(file).read_bytes(), f"-f {file}")
     except OSError as error:
         raise InputError(f"-f {file}: {error.strerror or error}") from error
-    except RuntimeError as error:  # a home that is not known
-        raise InputError(f"-f {file}: {error}") from error
 
 
-def _read_stdin(*, is_asked_for: bool) -> str:
+def _read_stdin() -> str:
     stdin = sys.stdin
     if stdin is None or stdin.closed:
         raise InputError("no prompt, and standard input is closed: pass -p TEXT or -f FILE")
-    if stdin.isatty() and not is_asked_for:
-        raise InputError(
-            "no prompt: interactive chat is not there yet; pass -p TEXT, -f FILE, or pipe one in"
-        )
     return _decode(stdin.buffer.read(), "standard input")
 
 

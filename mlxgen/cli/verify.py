@@ -52,12 +52,13 @@ def run_verify(options: VerifyOptions) -> ExitCode:
         seed=parse_seed(options.seed),
     )
     choice = choose_pair(options.model, options.revision, options.draft_model)
+    if choice.draft is None:
+        raise OptionError("verify needs --draft-model beside -m")
     started_s = time.perf_counter()
     target, draft = load_pair(
         choice, streams, trust_remote_code=options.trust_remote_code, verbose=options.verbose
     )
-    if choice.draft is None or draft is None:
-        raise OptionError("verify needs --draft-model beside -m")
+    assert draft is not None
     from mlxgen.audit.checks import device_name, run_checks
     from mlxgen.report.audit import audit_document, verdict_line
 

@@ -33,6 +33,7 @@ def generation_document(
         "stop_string": result.stop_string,
         "prompt_tokens": len(result.prompt_ids),
         "prompt_ids": list(result.prompt_ids),
+        "reused_prompt_tokens": result.reused_tokens,
         "generated_tokens": len(result.tokens),
         "seed": result.seed,
         "models": dict(models),
