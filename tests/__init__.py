@@ -1,0 +1,1 @@
+"""The tests of mlxgen; `tests.fixtures` holds what they share."""

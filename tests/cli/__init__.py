@@ -1,0 +1,1 @@
+"""The command, driven as a user drives it, on real model directories."""

@@ -1,0 +1,241 @@
+"""Each filter keeps the tokens that an independent float64 computation keeps.
+
+A cut can lie so close to a token that float32 may decide either way. Such examples are skipped:
+the reference has to keep the same tokens for a slightly smaller and a slightly larger setting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from mlxgen.sampling import filters
+from tests.fixtures.reference_sampling import (
+    BoolArray,
+    deviations_from_entropy,
+    kept_by_min_p,
+    kept_by_top_k,
+    kept_by_top_n_sigma,
+    kept_by_top_p,
+    kept_by_typical_p,
+    kept_by_xtc,
+)
+from tests.fixtures.statistics import FloatArray, softmax
+
+Filter = Callable[[mx.array, float], mx.array]
+Reference = Callable[[FloatArray, float], BoolArray]
+
+SLACK = 1e-4
+NO_PROTECTED = mx.zeros((0,), dtype=mx.int32)
+
+
+def xtc_with_coin(scores: mx.array, threshold: float) -> mx.array:
+    """XTC with the coin of every row showing heads."""
+    return filters.xtc(scores, mx.ones((len(scores),), dtype=mx.bool_), threshold, NO_PROTECTED)
+
+
+VALUES = st.one_of(
+    st.floats(-30, 30, width=32),
+    st.sampled_from([-8.0, -1.0, 0.0, 0.0, 1.0, 1.5, 6.0]),
+    st.just(-np.inf),
+)
+ROWS = st.integers(2, 12).flatmap(
+    lambda width: st.lists(
+        st.lists(VALUES, min_size=width, max_size=width).filter(lambda row: max(row) > -np.inf),
+        min_size=1,
+        max_size=4,
+    )
+)
+SHARES = st.floats(0.001, 0.999)
+
+
+def top_k(scores: mx.array, k: float) -> mx.array:
+    """`filters.top_k` with a k as the other settings are typed."""
+    return filters.top_k(scores, int(k))
+
+
+CASES: dict[str, tuple[Filter, Reference, st.SearchStrategy[float]]] = {
+    "top_k": (top_k, kept_by_top_k, st.integers(0, 14).map(float)),
+    "top_p": (filters.top_p, kept_by_top_p, SHARES),
+    "min_p": (filters.min_p, kept_by_min_p, SHARES),
+    "typical_p": (filters.typical_p, kept_by_typical_p, SHARES),
+    "top_n_sigma": (filters.top_n_sigma, kept_by_top_n_sigma, st.floats(0.01, 5)),
+    "xtc": (xtc_with_coin, kept_by_xtc, SHARES),
+}
+
+
+def check(
+    apply: Filter, reference: Reference, rows: list[list[float]], value: float, *, slack: float
+) -> None:
+    """Compare a filter with its reference on rows, and each row alone with the row in a block."""
+    scores = mx.array(np.array(rows, dtype=np.float32))
+    result = np.array(apply(scores, value))
+    for index, row in enumerate(np.array(scores).astype(np.float64)):
+        expected = reference(row, value)
+        if slack:
+            for nearby in (value * (1 - slack), value * (1 + slack)):
+                assume(np.array_equal(reference(row, nearby), expected))
+        assert np.array_equal(np.isfinite(result[index]), expected)
+        np.testing.assert_array_equal(result[index][expected], row[expected])
+        alone = np.array(apply(scores[index : index + 1], value))[0]
+        np.testing.assert_array_equal(alone, result[index])
+
+
+def is_clear_of_swaps(row: FloatArray) -> bool:
+    """Whether no two scores on both sides of the entropy are so equally far that float32 may
+    take the other one first."""
+    deviation = deviations_from_entropy(row.astype(np.float64))
+    at = np.sort([deviation[row == value][0] for value in np.unique(row)])
+    at = at[np.isfinite(at)]
+    return len(at) < 2 or bool(np.diff(at).min() > SLACK)
+
+
+@pytest.mark.parametrize("name", CASES)
+@given(data=st.data())
+def test_filter_keeps_what_float64_keeps(name: str, data: st.DataObject) -> None:
+    apply, reference, settings = CASES[name]
+    slack = 0.0 if name == "top_k" else SLACK
+    rows = data.draw(ROWS)
+    if name == "typical_p":
+        assume(all(is_clear_of_swaps(np.array(row, dtype=np.float32)) for row in rows))
+    check(apply, reference, rows, data.draw(settings), slack=slack)
+
+
+def nucleus_without_the_crossing_token(scores: mx.array, p: float) -> mx.array:
+    """A wrong top-p: keeps only what stays below p, and nothing at all for a small p."""
+    order = mx.argsort(-scores, axis=-1)
+    mass = mx.cumsum(mx.take_along_axis(mx.softmax(scores, axis=-1), order, axis=-1), axis=-1)
+    kept = mx.put_along_axis(mx.zeros_like(mass), order, (mass < p).astype(mx.float32), axis=-1)
+    return mx.where(kept > 0, scores, -mx.inf)
+
+
+WRONG: dict[str, tuple[Filter, float]] = {
+    "top_k": (lambda scores, k: filters.top_k(scores, int(k) + 1), 2),
+    "top_p": (nucleus_without_the_crossing_token, 0.7),
+    "min_p": (lambda scores, p: filters.min_p(mx.softmax(scores, axis=-1), p), 0.3),
+    "typical_p": (filters.top_p, 0.2),
+    "top_n_sigma": (lambda scores, n: filters.top_n_sigma(scores, 2 * n), 0.4),
+    "xtc": (lambda scores, t: mx.where(mx.softmax(scores, axis=-1) > t, -mx.inf, scores), 0.05),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_comparison_rejects_a_wrong_filter(name: str) -> None:
+    right, reference, _ = CASES[name]
+    rows = [[2.0, 1.5, 1.0, 0.5, 0.0, -3.0], [0.1, 3.0, 0.2, 2.9, -1.0, 2.8]]
+    wrong, value = WRONG[name]
+    check(right, reference, rows, value, slack=0.0)
+    with pytest.raises(AssertionError):
+        check(wrong, reference, rows, value, slack=0.0)
+
+
+@given(
+    rows=ROWS,
+    value=st.one_of(st.floats(0.05, 50), st.sampled_from([1e-6, 1e-39, 5e-324, 1e30])),
+)
+def test_temperature_scales_log_weights_at_any_size(rows: list[list[float]], value: float) -> None:
+    scores = mx.array(np.array(rows, dtype=np.float32))
+    result = np.array(filters.temperature(scores, value))
+    assert not np.isnan(result).any()
+    wide = np.array(scores).astype(np.float64)
+    with np.errstate(over="ignore"):
+        expected = softmax((wide - wide.max(axis=-1, keepdims=True)) / value)
+    if value > 1e-30:
+        np.testing.assert_allclose(softmax(result), expected, atol=1e-5)
+    np.testing.assert_array_equal(result == 0, wide == wide.max(axis=-1, keepdims=True))
+    np.testing.assert_array_equal(np.array(filters.temperature(scores[:1], value)), result[:1])
+
+
+@pytest.mark.parametrize("value", [1e-6, 1e-39])
+def test_tiny_temperature_leaves_only_the_top_token(value: float) -> None:
+    row = filters.temperature(mx.array([[1.0, 3.0, 2.9999, -mx.inf]]), value)
+    np.testing.assert_array_equal(np.array(mx.softmax(row, axis=-1)), [[0, 1, 0, 0]])
+
+
+@pytest.mark.parametrize("p", [0.0, 1e-8])
+def test_tiny_top_p_keeps_the_top_token(p: float) -> None:
+    kept = np.isfinite(np.array(filters.top_p(mx.array([[0.5, 2.0, 1.9, -mx.inf]]), p)))
+    assert kept.tolist() == [[False, True, False, False]]
+
+
+@pytest.mark.parametrize("k", [0, 4, 5, 1000])
+def test_top_k_of_at_least_the_width_is_off(k: int) -> None:
+    row = mx.array([[0.5, 2.0, -mx.inf, 1.0]])
+    assert mx.array_equal(filters.top_k(row, k), row)
+
+
+@pytest.mark.parametrize(
+    ("p", "kept"), [(0.499, 1), (0.501, 2), (0.6, 2), (0.799, 2), (0.801, 3), (0.96, 4), (1, 4)]
+)
+def test_nucleus_is_the_smallest_set_that_reaches_p(p: float, kept: int) -> None:
+    row = mx.log(mx.array([[0.3, 0.5, 0.05, 0.15]]))
+    assert np.isfinite(np.array(filters.top_p(row, p))).sum() == kept
+
+
+def test_ties_at_a_cut_are_all_kept() -> None:
+    flat = mx.zeros((1, 4))
+    for result in (filters.top_p(flat, 0.5), filters.top_k(flat, 2), filters.min_p(flat, 1.0)):
+        assert mx.array_equal(result, flat)
+
+
+@pytest.mark.parametrize("threshold", [0.51, 0.6, 1.0])
+def test_xtc_above_one_half_removes_nothing(threshold: float) -> None:
+    row = mx.array([[5.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+    assert mx.array_equal(xtc_with_coin(row, threshold), row)
+
+
+def test_xtc_needs_its_coin_and_spares_protected_tokens() -> None:
+    rows = mx.array([[3.0, 2.9, 2.8, -5.0]] * 2)
+    coins = mx.array([True, False])
+    tossed = np.isfinite(np.array(filters.xtc(rows, coins, 0.1, NO_PROTECTED)))
+    assert tossed.tolist() == [[False, False, True, True], [True] * 4]
+    spared = np.isfinite(np.array(filters.xtc(rows, coins, 0.1, mx.array([0], dtype=mx.int32))))
+    assert spared.tolist() == [[True, False, True, True], [True] * 4]
+
+
+@pytest.mark.parametrize("p", [0.3, 0.5, 0.9, 0.99])
+def test_top_p_of_a_large_bfloat16_vocabulary_equals_float64(p: float) -> None:
+    width = 150_000
+    logits = np.random.default_rng(5).normal(scale=3, size=(1, width)).astype(np.float32)
+    row = mx.array(logits).astype(mx.bfloat16).astype(mx.float32)
+    kept = np.isfinite(np.array(filters.top_p(row, p)))[0]
+    values = np.array(row).astype(np.float64)[0]
+    # The reference above is quadratic in the width; this one walks down the distinct values.
+    distinct, index = np.unique(-values, return_inverse=True)
+    mass = np.bincount(index, weights=softmax(values))
+    mass_above = np.cumsum(mass) - mass
+    assert np.abs(mass_above - p).min() > 1e-5, "no cut may be a matter of rounding"
+    assert len(distinct) < width / 10
+    np.testing.assert_array_equal(kept, (mass_above < p)[index])
+
+
+@pytest.mark.parametrize("name", ["top_k", "top_p", "min_p", "top_n_sigma"])
+@given(rows=ROWS, value=SHARES)
+def test_most_likely_token_survives(name: str, rows: list[list[float]], value: float) -> None:
+    scores = mx.array(np.array(rows, dtype=np.float32))
+    result = CASES[name][0](scores, 1.0 if name == "top_k" else value)
+    assert mx.array_equal(mx.max(result, axis=-1), mx.max(scores, axis=-1))
+
+
+@pytest.mark.parametrize("name", CASES)
+@given(rows=ROWS, value=SHARES)
+def test_no_filter_leaves_a_row_empty(name: str, rows: list[list[float]], value: float) -> None:
+    scores = mx.array(np.array(rows, dtype=np.float32))
+    result = CASES[name][0](scores, 1.0 if name == "top_k" else value)
+    assert mx.all(mx.any(mx.isfinite(result), axis=-1)).item()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_wide_rows_are_filtered_alike_alone_and_in_a_block(name: str) -> None:
+    rows = mx.random.normal((5, 5003), key=mx.random.key(3)) * 3
+    value = 40.0 if name == "top_k" else 0.01 if name == "xtc" else 0.9
+    together = CASES[name][0](rows, value)
+    assert not mx.array_equal(together, rows)
+    for row in range(5):
+        alone = CASES[name][0](rows[row : row + 1], value)
+        assert mx.array_equal(alone[0], together[row])

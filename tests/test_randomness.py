@@ -1,0 +1,157 @@
+"""Keys and noise: reproducible, prefix-stable, separate by purpose, and without global state."""
+
+from __future__ import annotations
+
+import math
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlxgen.config import MAX_SEED
+from mlxgen.sampling.chain import draw
+from mlxgen.sampling.randomness import Randomness, Stream, gumbel, uniform
+from tests.fixtures.runs import global_random_state
+from tests.fixtures.statistics import follows, softmax
+
+SEEDS = st.one_of(st.integers(0, 5), st.integers(0, MAX_SEED), st.just(MAX_SEED))
+POSITIONS = st.one_of(st.integers(0, 100), st.integers(0, 2**33))
+
+
+def rows(keys: mx.array) -> list[tuple[int, int]]:
+    """Keys as pairs."""
+    return [(int(first), int(second)) for first, second in np.array(keys)]
+
+
+@given(seed=SEEDS, first=POSITIONS, count=st.integers(1, 9), stream=st.sampled_from(Stream))
+def test_key_of_a_position_does_not_depend_on_the_block(
+    seed: int, first: int, count: int, stream: Stream
+) -> None:
+    together = Randomness(seed).position_keys(stream, first, count)
+    assert together.dtype == mx.uint32
+    alone = [Randomness(seed).position_keys(stream, first + i, 1) for i in range(count)]
+    assert rows(together) == [pair for key in alone for pair in rows(key)]
+
+
+@given(seed=SEEDS, start=POSITIONS, count=st.integers(1, 9), stream=st.sampled_from(Stream))
+def test_key_of_an_offset_does_not_depend_on_the_block_length(
+    seed: int, start: int, count: int, stream: Stream
+) -> None:
+    together = Randomness(seed).round_keys(stream, start, range(count))
+    alone = [Randomness(seed).round_keys(stream, start, range(i, i + 1)) for i in range(count)]
+    assert rows(together) == [pair for key in alone for pair in rows(key)]
+
+
+def test_no_two_keys_of_a_run_are_equal() -> None:
+    keys = Randomness(3)
+    seen = []
+    for stream in Stream:
+        seen += rows(keys.position_keys(stream, 0, 200))
+        for start in range(200):
+            seen += rows(keys.round_keys(stream, start, range(9)))
+    assert len(set(seen)) == len(seen) == 6 * 200 * 10
+
+
+def test_same_position_in_another_round_has_another_key() -> None:
+    """A rule may look at a draw and reject its position; the next round must draw anew."""
+    keys = Randomness(3)
+    for stream in Stream:
+        first = keys.round_keys(stream, 10, range(4))
+        second = keys.round_keys(stream, 12, range(4))
+        assert rows(first)[2] != rows(second)[0]
+        assert not set(rows(first)) & set(rows(second))
+
+
+@pytest.mark.parametrize("other", [1, 2**32, MAX_SEED])
+def test_seeds_give_different_keys(other: int) -> None:
+    for stream in Stream:
+        first = Randomness(0).position_keys(stream, 5, 1)
+        assert rows(first) != rows(Randomness(other).position_keys(stream, 5, 1))
+
+
+@given(seed=SEEDS, count=st.integers(1, 7), width=st.integers(1, 130))
+def test_draws_over_many_keys_equal_one_key_at_a_time(seed: int, count: int, width: int) -> None:
+    keys = Randomness(seed).position_keys(Stream.TARGET, 4, count)
+    numbers, noise = uniform(keys), gumbel(keys, width)
+    assert numbers.shape == (count,) and noise.shape == (count, width)
+    for row in range(count):
+        assert mx.array_equal(uniform(keys[row : row + 1])[0], numbers[row])
+        assert mx.array_equal(gumbel(keys[row : row + 1], width)[0], noise[row])
+
+
+def test_uniform_numbers_are_uniform_and_below_one() -> None:
+    """False alarm 1e-4: chi-square over 20 cells, fixed seed."""
+    numbers = np.array(uniform(Randomness(11).position_keys(Stream.ACCEPT, 0, 20_000)))
+    assert numbers.min() >= 0 and numbers.max() < 1
+    assert follows((numbers * 20).astype(np.int32), np.full(20, 1 / 20))
+
+
+def test_uniform_numbers_of_neighbouring_positions_and_streams_are_unrelated() -> None:
+    """False alarm below 1e-4 each: correlations of 20,000 pairs within 4 standard errors."""
+    keys = Randomness(12)
+    numbers = np.array(uniform(keys.position_keys(Stream.ACCEPT, 0, 20_001)))
+    others = np.array(uniform(keys.position_keys(Stream.RESIDUAL, 0, 20_001)))
+    bound = 4 / math.sqrt(20_000)
+    assert abs(np.corrcoef(numbers[1:], numbers[:-1])[0, 1]) < bound
+    assert abs(np.corrcoef(numbers, others)[0, 1]) < bound
+
+
+LOGITS = np.array([2.0, 1.0, 0.5, 0.0, -0.5, -4.0, -np.inf])
+
+
+def test_gumbel_draws_follow_softmax() -> None:
+    """False alarm 1e-4, fixed seed. A token of weight 0 is never drawn."""
+    keys = Randomness(13).position_keys(Stream.TARGET, 0, 40_000)
+    ids = np.array(draw(mx.array(LOGITS.astype(np.float32)), gumbel(keys, len(LOGITS))))
+    assert follows(ids, softmax(LOGITS))
+
+
+def test_statistic_rejects_draws_of_another_temperature() -> None:
+    keys = Randomness(13).position_keys(Stream.TARGET, 0, 40_000)
+    warm = mx.array((LOGITS / 1.1).astype(np.float32))
+    ids = np.array(draw(warm, gumbel(keys, len(LOGITS))))
+    assert not follows(ids, softmax(LOGITS))
+
+
+def test_unlikely_tokens_are_drawn_as_often_as_they_should() -> None:
+    """Noise that is coarse at its large end draws such tokens too rarely, or never.
+
+    3,000,000 draws of a token of probability 1e-5: within 5 standard deviations of 30.
+    """
+    row = mx.array([0.0] + [math.log(1e-5)] * 3)
+    keys = Randomness(14).position_keys(Stream.TARGET, 0, 1_000_000)
+    ids = np.array(draw(row, gumbel(keys, 4)))
+    unlikely = int((ids > 0).sum())
+    assert abs(unlikely - 30) < 5 * math.sqrt(30)
+
+
+@pytest.mark.parametrize("extreme", [0.0, 2.0**-32, 1 - 2.0**-24, 1.0])
+def test_noise_is_finite_at_the_ends_of_the_generator(
+    extreme: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stuck(*, shape: tuple[int, ...] = (), key: mx.array) -> mx.array:
+        # Depends on the key, as the real one does.
+        return mx.full(shape, extreme) + mx.zeros_like(key.sum()).astype(mx.float32)
+
+    monkeypatch.setattr(mx.random, "uniform", stuck)
+    noise = gumbel(Randomness(1).position_keys(Stream.TARGET, 0, 3), 5)
+    assert mx.all(mx.isfinite(noise)).item()
+
+
+def test_noise_depends_on_the_width_of_the_row() -> None:
+    """Why both sides of a comparison draw at the target's width."""
+    keys = Randomness(1).position_keys(Stream.TARGET, 0, 1)
+    assert not mx.array_equal(gumbel(keys, 7)[:, :6], gumbel(keys, 6))
+
+
+def test_global_random_state_is_untouched() -> None:
+    mx.random.seed(123)
+    before = global_random_state()
+    keys = Randomness(1)
+    mx.eval(uniform(keys.position_keys(Stream.TARGET, 0, 5)))
+    mx.eval(gumbel(keys.round_keys(Stream.DRAFT, 3, range(4)), 9))
+    assert global_random_state() == before
+    mx.eval(mx.random.uniform())
+    assert global_random_state() != before
