@@ -78,8 +78,8 @@ def _section(report: Report, picture_name: str) -> list[str]:
     tables: list[str] = []
     for table in (acceptance_table(report), speed_table(report)):
         if table.rows:
-            note = [table.note, ""] if table.note else []
-            tables += [f"{table.title}:", "", *table.markdown(), "", *note]
+            notes = [line for note in table.notes for line in (note, "")]
+            tables += [f"{table.title}:", "", *table.markdown(), "", *notes]
     return [
         f"## {' with '.join(report.models.values())}, temperature {heading}",
         "",
@@ -92,7 +92,7 @@ def _section(report: Report, picture_name: str) -> list[str]:
         f"{machine.system}",
         f"- versions: {versions}",
         f"- runs: {report.comparison.runs}, of {settings['prompts']} prompts, "
-        f"{len(settings['seeds'])} seeds, at most {settings['max_tokens']} tokens",
+        f"{settings['seeds']} seeds each, at most {settings['max_tokens']} tokens",
         *(f"- {line}" for line in bound_lines(report)),
         "",
         f"![Acceptance and speed by arm]({picture_name})",

@@ -63,9 +63,9 @@ verify` shows it on your own pair.
 
 ## The families
 
-Each is a module of `mlx_lm.models`, with the caches that the tested configuration leads to; another
-may have no window, or nothing but windows. `--kv-bits` needs head sizes that the group size divides.
-More model types are read by these modules: {remapped}.
+Each is a module of `mlx_lm.models`, with the caches that the tested configuration leads to;
+another may have no window, or nothing but windows. `--kv-bits` needs head sizes that the group size
+divides. More model types are read by these modules: {remapped}.
 
 | Family | Caches | With a draft | `--kv-bits` | `--max-kv-size` |
 | --- | --- | --- | --- | --- |

@@ -279,6 +279,7 @@ def test_target_draws_do_not_depend_on_the_block() -> None:
         SamplingConfig(temperature=1.0),
         SamplingConfig(temperature=0.7, top_k=2, top_p=0.5, min_p=0.1, typical_p=0.9),
         SamplingConfig(temperature=0.7, top_n_sigma=1.0),
+        SamplingConfig(temperature=1.0, top_k=2),  # would mask a NaN and go on
     ],
 )
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])

@@ -94,7 +94,7 @@ def test_rounds_end_in_every_way(pair: Pair) -> None:
     assert {r.accepted == r.proposed for r in run.rounds} == {True, False}
 
 
-@pytest.mark.parametrize("count", range(1, 3 * (K + 1)))
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6, 7, 11])
 def test_the_limit(pair: Pair, count: int) -> None:
     run = pair.run()
     begun = run.ids(count)
@@ -349,7 +349,7 @@ def test_an_interrupt_at_any_line_spoils_no_later_run(
     assert total > 1000
     taken_up = 0
     draws = random.Random(temperature)
-    for line in [*draws.sample(range(1, total), 30), *range(total - 20, total)]:
+    for line in [*draws.sample(range(1, total), 12), *range(total - 6, total)]:
         memory = Memory(loaded.target, loaded.draft)
         begun: list[int] = []
         try:
@@ -363,4 +363,4 @@ def test_an_interrupt_at_any_line_spoils_no_later_run(
         further = generate(loaded.target, text, rest, draft=loaded.draft, memory=memory)
         assert further.token_ids == generate(loaded.target, text, rest).token_ids, line
         taken_up += further.reused_tokens > 0
-    assert taken_up > 15, "most interruptions leave something to take up"
+    assert taken_up > 5, "most interruptions leave something to take up"

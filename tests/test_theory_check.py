@@ -235,7 +235,7 @@ NEEDED = {AcceptRule.STOCHASTIC: 11_500, AcceptRule.SAMPLER_MATCH: 3_810}
 
 
 def test_positions_needed_are_those_that_are_stated() -> None:
-    """At twice the temperature; half the chance needs half of them, and 10 % off a hundredfold."""
+    """Within 100 at twice the temperature; 10 % off needs at least fifty times as many."""
     for rule, stated in NEEDED.items():
         needed = positions_needed(rule, 2, 3.09)
         assert stated - 100 < needed < stated
@@ -244,8 +244,11 @@ def test_positions_needed_are_those_that_are_stated() -> None:
 
 
 def test_power_depends_on_the_tables() -> None:
-    """Of 400 random tables: at twice the temperature half need fewer than 4,000 positions, one in
-    ten more than 50,000, since acceptance can stay the same although q is wrong."""
+    """Positions at which z is 4.9 on average, for 400 random pairs at twice the temperature.
+
+    Half of them need fewer than 1,300, one in ten more than 25,000: acceptance can stay nearly the
+    same although q is wrong.
+    """
     for rule in NEEDED:
         needed = []
         for seed in range(400):
@@ -254,8 +257,8 @@ def test_power_depends_on_the_tables() -> None:
             expected = acceptance(rule, p, q, q)
             real = acceptance(rule, p, softmax(draft / (2 * TEMPERATURE)), q)
             needed.append(24 * expected * (1 - expected) / (real - expected) ** 2)
-        assert np.median(needed) < 4000
-        assert np.quantile(needed, 0.9) > 20_000
+        assert np.median(needed) < 1300
+        assert np.quantile(needed, 0.9) > 25_000
 
 
 def check_of_single_positions(rule: AcceptRule, positions: int, factor: float) -> TheoryCheck:

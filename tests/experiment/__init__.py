@@ -1,0 +1,1 @@
+"""Tests of the experiment behind `mlxgen compare`, without models."""
