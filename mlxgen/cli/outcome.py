@@ -42,7 +42,11 @@ def run(command: Callable[[], object], *, verbose: bool) -> int:
         return _fail(str(error), error.exit_code, verbose)
     except TyperException as error:
         # Usage errors, found while parsing.
-        return _fail(error.format_message() or "try --help", ExitCode.BAD_INPUT, verbose)
+        message = error.format_message()
+        if not message:
+            # No command at all: Typer has printed the help.
+            return ExitCode.BAD_INPUT
+        return _fail(message, ExitCode.BAD_INPUT, verbose)
     except (KeyboardInterrupt, typer.Abort):
         print(f"{PROGRAM}: interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED

@@ -13,6 +13,12 @@ from mlxgen.models.checkpoint import Checkpoint
 
 KINDS = ("dflash", "mtp")
 _MTP_MODEL_TYPES = frozenset({"gemma4_assistant", "gemma4_unified_assistant", "qwen3_5_mtp"})
+_DFLASH_SPECULATORS = ("dflash", "dflash2", "dspark")
+_SPECIAL_NAMES = {
+    "dflash": "a DFlash drafter",
+    "mtp": "an MTP drafter",
+    "speculators": "a drafter in the speculators format",
+}
 _DEFAULT_BLOCK_SIZE = {"dflash": 16, "mtp": 4}
 
 
@@ -41,7 +47,7 @@ CLASSIC_LINE = (
 
 
 def special_kind(config: dict[str, Any]) -> str | None:
-    """`mtp` or `dflash` for a drafter that is no full model, None for anything else."""
+    """`mtp`, `dflash` or `speculators` for a drafter that is no full model, None for anything else."""
     model_type = config.get("model_type")
     if isinstance(model_type, str) and model_type in _MTP_MODEL_TYPES:
         return "mtp"
@@ -51,7 +57,9 @@ def special_kind(config: dict[str, Any]) -> str | None:
         isinstance(name, str) and name.startswith(("DFlash", "Qwen3DSpark", "Lfm2DSpark"))
         for name in names
     )
-    return "dflash" if is_dflash or config.get("speculators_model_type") else None
+    if is_dflash or config.get("speculators_model_type") in _DFLASH_SPECULATORS:
+        return "dflash"
+    return "speculators" if config.get("speculators_model_type") else None
 
 
 def check_kind_option(kind: str | None) -> None:
@@ -82,9 +90,8 @@ def refuse_special(checkpoint: Checkpoint, option: str) -> None:
     """Refuse a DFlash or MTP drafter where a full model is needed."""
     kind = special_kind(checkpoint.config)
     if kind is not None:
-        name = {"dflash": "a DFlash drafter", "mtp": "an MTP drafter"}[kind]
         raise PairError(
-            f"{option} {checkpoint.path} is {name}, not a standalone model: it borrows embeddings "
-            f"and head from its target, and mlxgen has no {kind} round loop yet; pass a small full "
-            f"model of the target's vocabulary instead"
+            f"{option} {checkpoint.path} is {_SPECIAL_NAMES[kind]}, not a standalone model: it "
+            f"borrows embeddings and head from its target, and mlxgen has no {kind} round loop "
+            f"yet; pass a small full model of the target's vocabulary instead"
         )

@@ -27,9 +27,10 @@ def compare_vocabularies(target: Mapping[str, int], draft: Mapping[str, int]) ->
     if longer == shorter:
         return []
     which = "target" if longer > shorter else "draft"
+    extra = abs(longer - shorter)
     return [
-        f"the {which}'s tokenizer has {abs(longer - shorter)} more tokens than the other; they "
-        f"are never proposed"
+        f"the {which}'s tokenizer has {extra} more token{'' if extra == 1 else 's'} than the other, "
+        f"never proposed"
     ]
 
 

@@ -101,4 +101,4 @@ def test_tokens_that_only_one_tokenizer_has_are_noted_and_harmless(
         run = mlxgen_here(*words, "--temp", 3, "--ignore-eos", "--accept-rule", rule)
         assert max(run.ids) < len(ours)
         (note,) = run.lines("note: ", stream="stderr")
-        assert f"the {longer}'s tokenizer has 1 more tokens than the other" in note
+        assert f"the {longer}'s tokenizer has 1 more token than the other" in note
