@@ -709,13 +709,14 @@ def compare(
     ] = None,
     seeds: Annotated[
         int,
-        typer.Option(metavar="S", help="Seeds of each prompt.", rich_help_panel=_EXPERIMENT),
+        typer.Option(metavar="S", help="Runs of each prompt.", rich_help_panel=_EXPERIMENT),
     ] = 1,
     seed: Annotated[
         str,
         typer.Option(
             metavar="N",
-            help="The first seed, 0 to 2^64-1; the others follow it.",
+            help="The first seed, 0 to 2^64-1. Each run of an arm has one of its own, counted on "
+            "from there; arms share them.",
             rich_help_panel=_EXPERIMENT,
         ),
     ] = "0",
@@ -723,8 +724,8 @@ def compare(
         int,
         typer.Option(
             metavar="S",
-            help="Seeds whose runs are made again with closed forms, untimed, for the check "
-            "against theory; 0 leaves it out.",
+            help="How many runs of each prompt are made again with closed forms, untimed, for the "
+            "check against theory; 0 leaves it out.",
             rich_help_panel=_EXPERIMENT,
         ),
     ] = 1,

@@ -17,7 +17,7 @@ from mlxgen.cli.options import parse_draft_tokens, parse_seed
 from mlxgen.cli.outcome import PROGRAM
 from mlxgen.cli.pair import PairChoice, choose_pair, load_pair
 from mlxgen.cli.streams import Mode, Streams
-from mlxgen.config import GenerationConfig, SamplingConfig, SpeculationConfig
+from mlxgen.config import MAX_SEED, GenerationConfig, SamplingConfig, SpeculationConfig
 from mlxgen.errors import ExitCode, OptionError
 from mlxgen.experiment.arms import Arm, parse_arms
 from mlxgen.experiment.journal import Journal, open_journal
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 DEFAULT_TOKENS = 128
 DEFAULT_TEMPERATURE = 0.7
+_WIDE_COLUMNS = 110
+"""From this width of a terminal on, headings stand on one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +136,6 @@ def _base_config(options: CompareOptions) -> GenerationConfig:
     if options.max_tokens < 2:
         raise OptionError("--max-tokens must be at least 2: the first token needs no draft")
     first_seed = parse_seed(options.seed)
-    if first_seed < 0:
-        raise OptionError(f"--seed must be at least 0, not {first_seed}")
     adapts = options.num_draft_tokens == "auto"
     return GenerationConfig(
         sampling=SamplingConfig(
@@ -150,8 +150,7 @@ def _base_config(options: CompareOptions) -> GenerationConfig:
         ),
         max_tokens=options.max_tokens,
         ignore_eos=options.ignore_eos,
-        # The last seed; the range of all of them is checked with it.
-        seed=first_seed + options.seeds - 1,
+        seed=first_seed,
     )
 
 
@@ -181,10 +180,13 @@ def _experiment(
         names["draft"] = options.draft_model or default_pair.DRAFT_NAME
         fingerprints["draft"] = fingerprint(choice.draft)
     first_seed = parse_seed(options.seed)
+    if first_seed + options.seeds * len(prompts) - 1 > MAX_SEED:
+        raise OptionError(f"--seed {first_seed} leaves no room for a seed a run up to {MAX_SEED}")
     return Experiment(
         arms=arms,
         prompts=prompts,
-        seeds=tuple(range(first_seed, first_seed + options.seeds)),
+        first_seed=first_seed,
+        seeds=options.seeds,
         theory_seeds=options.theory_seeds,
         use_template=not options.no_chat_template,
         machine=this_machine(__version__),
@@ -294,7 +296,7 @@ def _progress(runs: int) -> Iterator[Callable[[], None]]:
 def _tell_how_to_go_on(options: CompareOptions, runs: int, planned: int, streams: Streams) -> None:
     if options.resume is None:
         streams.warn(
-            f"interrupted after {runs} of {planned} runs; with --resume FILE they are kept"
+            f"interrupted after {runs} of {planned} runs; --resume FILE would have kept them"
         )
     else:
         streams.warn(
@@ -356,12 +358,27 @@ def _print_table(table: TextTable) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    shown = Table(box=box.SIMPLE_HEAD, title=table.title, title_justify="left")
+    console = Console(file=sys.stdout)
+    is_wide = console.width >= _WIDE_COLUMNS
+    shown = Table(
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1) if is_wide else 0,
+        pad_edge=False,
+        title=table.title,
+        title_justify="left",
+        title_style="bold",
+    )
     for column in table.columns:
-        shown.add_column(Text(column.title), justify="right" if column.is_number else "left")
+        # Numbers keep their width; what does not fit is taken from the names.
+        shown.add_column(
+            Text(column.title if is_wide else column.title.replace(" ", "\n")),
+            justify="right" if column.is_number else "left",
+            overflow="fold",
+            no_wrap=column.is_number,
+            min_width=None if column.is_number else 10,
+        )
     for row in table.rows:
         shown.add_row(*map(Text, row))
-    console = Console(file=sys.stdout)
     console.print(shown)
-    if table.note:
-        console.print(Text(table.note))
+    for note in table.notes:
+        console.print(Text(note))

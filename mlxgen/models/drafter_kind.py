@@ -47,7 +47,7 @@ CLASSIC_LINE = (
 
 
 def special_kind(config: dict[str, Any]) -> str | None:
-    """`mtp`, `dflash` or `speculators` for a drafter that is no full model, None for anything else."""
+    """`mtp`, `dflash` or `speculators` for a drafter that is no full model, else None."""
     model_type = config.get("model_type")
     if isinstance(model_type, str) and model_type in _MTP_MODEL_TYPES:
         return "mtp"

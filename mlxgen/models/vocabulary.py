@@ -29,8 +29,8 @@ def compare_vocabularies(target: Mapping[str, int], draft: Mapping[str, int]) ->
     which = "target" if longer > shorter else "draft"
     extra = abs(longer - shorter)
     return [
-        f"the {which}'s tokenizer has {extra} more token{'' if extra == 1 else 's'} than the other, "
-        f"never proposed"
+        f"the {which}'s tokenizer has {extra} more token{'' if extra == 1 else 's'} than the "
+        f"other, never proposed"
     ]
 
 

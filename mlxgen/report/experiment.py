@@ -68,7 +68,8 @@ def report_of(experiment: Experiment, comparison: Comparison, device: str) -> Re
     settings = {
         "prompts": len(experiment.prompts),
         "categories": sorted({prompt.category for prompt in experiment.prompts} - {""}),
-        "seeds": list(experiment.seeds),
+        "first_seed": experiment.first_seed,
+        "seeds": experiment.seeds,
         "theory_seeds": experiment.theory_seeds,
         "max_tokens": config.max_tokens,
         "ignore_eos": config.ignore_eos,

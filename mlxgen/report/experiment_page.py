@@ -79,6 +79,6 @@ def _table(table: TextTable) -> list[str]:
         return f"<tr>{''.join(filled)}</tr>"
 
     body = [row(list(cells), "td") for cells in table.rows]
-    note = [f"<p>{escape(table.note)}</p>"] if table.note else []
+    notes = _paragraphs(list(table.notes))
     title = f"<h2>{escape(table.title)}</h2>"
-    return [title, '<div class="wide"><table>', row(titles, "th"), *body, "</table></div>", *note]
+    return [title, '<div class="wide"><table>', row(titles, "th"), *body, "</table></div>", *notes]

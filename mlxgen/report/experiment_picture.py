@@ -137,7 +137,7 @@ def _colours(surface: dict[str, str], arms: Sequence[str]) -> list[str]:
 def _headline(canvas: _Canvas, report: Report) -> None:
     models, settings = report.models, report.settings
     pair = models["target"] + (f" with {models['draft']}" if "draft" in models else "")
-    seeds = len(settings["seeds"])
+    seeds = settings["seeds"]
     runs = f"{settings['prompts']} prompts, {seeds} seed{'s' * (seeds != 1)}"
     facts = f"{runs}, {settings['max_tokens']} tokens · {report.device}"
     width = WIDTH_PX - 2 * _MARGIN

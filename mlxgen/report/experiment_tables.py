@@ -25,12 +25,12 @@ class Column:
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table whose cells are text already. note: what must be known to read it."""
+    """A table whose cells are text already. notes: what must be known to read it."""
 
     title: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
-    note: str = ""
+    notes: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         """Aligned with blanks, for streams that are no terminal."""
@@ -44,11 +44,10 @@ class TextTable:
             ]
             return "  ".join(placed).rstrip()
 
-        note = [self.note] if self.note else []
-        return [self.title, line(titles), *map(line, self.rows), *note]
+        return [self.title, line(titles), *map(line, self.rows), *self.notes]
 
     def markdown(self) -> list[str]:
-        """A table of GitHub's Markdown, without title and note."""
+        """A table of GitHub's Markdown, without title and notes."""
         rule = "|".join("---:" if column.is_number else "---" for column in self.columns)
         rows = [tuple(column.title for column in self.columns), *self.rows]
         head, *body = ["| " + " | ".join(_escaped(cell) for cell in row) + " |" for row in rows]
@@ -81,33 +80,31 @@ def _bound_line(bound: Bound) -> str:
 def acceptance_table(report: Report) -> TextTable:
     """Acceptance against theory, arm by arm."""
     arms = [arm for arm in report.comparison.arms if arm.acceptance is not None]
-    note = ""
+    notes = []
+    if seeds := report.settings["theory_seeds"]:
+        notes.append(
+            f"tested, measured, closed form, z: {seeds} of {report.settings['seeds']} runs of each "
+            f"prompt, made again with closed forms and untimed; the rest: timed runs."
+        )
     if any(arm.rule == "block" for arm in arms):
-        note = (
+        notes.append(
             "block: theory speaks of accepted lengths; its closed form is the expected number "
             "accepted over the positions tested."
         )
-    seeds = report.settings["theory_seeds"]
-    title = "Acceptance, timed runs (no closed forms were asked for)"
-    if seeds:
-        title = (
-            f"Acceptance; tested, acceptance, closed form and z are of untimed repetitions of "
-            f"{seeds} of {len(report.settings['seeds'])} seeds"
-        )
     return TextTable(
-        title,
+        "Acceptance",
         (
             Column("arm", is_number=False),
             Column("rule", is_number=False),
             Column("tested"),
-            Column("acceptance"),
+            Column("measured"),
             Column("closed form"),
             Column("z"),
-            Column("accepted/round"),
-            Column("tokens/forward"),
+            Column("accepted a round"),
+            Column("tokens a forward"),
         ),
         tuple(_acceptance_row(arm) for arm in arms),
-        note,
+        tuple(notes),
     )
 
 
@@ -165,7 +162,7 @@ def interval_text(interval: Interval | None, decimals: int) -> str:
     """Both ends, or a dash."""
     if interval is None:
         return NONE
-    return f"{interval.low:.{decimals}f} to {interval.high:.{decimals}f}"
+    return f"{interval.low:.{decimals}f}-{interval.high:.{decimals}f}"
 
 
 def verdict_lines(report: Report) -> list[str]:
