@@ -36,8 +36,9 @@ format: $(INSTALLED)  ## Format the code and mend what the linter can
 pair: $(INSTALLED)  ## Fetch the default pair's target, once
 	$(BIN)/python scripts/fetch_default_pair.py
 
-docs: $(INSTALLED)  ## Regenerate docs/cli.md from the program
+docs: $(INSTALLED)  ## Regenerate docs/cli.md and docs/model-families.md from the program
 	$(BIN)/python scripts/write_cli_docs.py
+	$(BIN)/python scripts/write_family_docs.py
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)

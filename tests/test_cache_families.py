@@ -168,6 +168,7 @@ def test_speculation_is_exact_on_every_family(name: str) -> None:
     check_parity(sampled(target), target, draft)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["window", "recurrent", "chunk", "trimmed"])
 @pytest.mark.parametrize("draft", ["window", "recurrent", "both in a layer", "chunk"])
 def test_target_and_draft_may_be_of_different_kinds(target: str, draft: str) -> None:
@@ -177,6 +178,7 @@ def test_target_and_draft_may_be_of_different_kinds(target: str, draft: str) -> 
     check_parity(settings, pair(KINDS[target])[0], pair(KINDS[draft])[1], 40)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 2, 5, 12])
 @pytest.mark.parametrize("kind", ["window", "chunk", "recurrent", "both in a layer"])
 def test_any_draft_length_is_exact(kind: str, k: int) -> None:
@@ -185,6 +187,7 @@ def test_any_draft_length_is_exact(kind: str, k: int) -> None:
     check_parity(greedy(k=k), target, draft, 48)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["window", "chunk", "recurrent", "a cache of its own"])
 @pytest.mark.parametrize("step", [1, 4, 9])
 def test_any_prefill_step_gives_plain_ids(kind: str, step: int) -> None:
@@ -365,6 +368,7 @@ def test_a_trim_that_falls_short_ends_the_run() -> None:
                 cache_ops.rewind([KVCache(), layer], 4, "draft")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("taken", [1, 2, 4, 7])
 def test_closing_leaves_both_caches_at_the_last_token_taken(kind: str, taken: int) -> None:
@@ -410,6 +414,7 @@ class Interrupted:
         return logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["window", "chunk", "recurrent", "both in a layer"])
 @pytest.mark.parametrize("role", ["target", "draft"])
 @pytest.mark.parametrize("stop_at", [4, 5, 6, 7, 8])

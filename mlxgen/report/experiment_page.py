@@ -25,7 +25,8 @@ h1 {{ font-size: 1.3rem; }} h2 {{ font-size: 1rem; }}
 table {{ border-collapse: collapse; font-size: 12px; font-variant-numeric: tabular-nums; }}
 th, td {{ padding: .25rem .45rem; border-bottom: 1px solid #dfe3e8; text-align: right;
   white-space: nowrap; }}
-th.text, td.text {{ text-align: left; white-space: normal; }}
+th, th.text, td.text {{ white-space: normal; }}
+th.text, td.text {{ text-align: left; }}
 pre {{ white-space: pre-wrap; overflow-wrap: anywhere; }}
 @media (prefers-color-scheme: dark) {{
   body {{ background: #0d1117; color: #e8edf2; }}

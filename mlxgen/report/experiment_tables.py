@@ -64,7 +64,7 @@ def bound_lines(report: Report) -> list[str]:
     if lines:
         lines.append(
             "That is the most by which acceptance at a position can grow from sampler-match to "
-            "stochastic; near 1, there is no speed to gain by the rule."
+            "stochastic; near 1, there is little to gain by the rule."
         )
     return lines
 
