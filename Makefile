@@ -22,7 +22,7 @@ demo: $(INSTALLED) pair  ## Set up, fetch the default pair, and generate with it
 	  --temp 0.7 --seed 7 -n 64 --accept-rule stochastic --accept-diag
 
 test: $(INSTALLED) pair  ## Run every test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: $(INSTALLED)  ## Lint, formatting, types
 	$(BIN)/ruff check .

@@ -13,8 +13,10 @@ if TYPE_CHECKING:
         SamplingConfig,
         SpeculationConfig,
     )
+    from mlxgen.conversation import Conversation
     from mlxgen.errors import MlxgenError
     from mlxgen.generation import Generation, GenerationStream, generate, stream_generate
+    from mlxgen.memory import Memory
     from mlxgen.models.loading import LoadedModel, load
     from mlxgen.sampling.chain import effective_token_distribution, sample_token_with_distribution
     from mlxgen.speculative.loop import SpeculativeGenerator
@@ -32,8 +34,10 @@ _HOMES = {
         "SamplingConfig",
         "SpeculationConfig",
     ),
+    "mlxgen.conversation": ("Conversation",),
     "mlxgen.errors": ("MlxgenError",),
     "mlxgen.generation": ("Generation", "GenerationStream", "generate", "stream_generate"),
+    "mlxgen.memory": ("Memory",),
     "mlxgen.models.loading": ("LoadedModel", "load"),
     "mlxgen.sampling.chain": ("effective_token_distribution", "sample_token_with_distribution"),
     "mlxgen.speculative.loop": ("SpeculativeGenerator",),
@@ -50,6 +54,8 @@ __all__ = [  # noqa: RUF022 - in the order a reader meets them
     "Generation",
     "GenerationStream",
     "LoadedModel",
+    "Conversation",
+    "Memory",
     "GenerationConfig",
     "SamplingConfig",
     "SpeculationConfig",

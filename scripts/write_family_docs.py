@@ -38,13 +38,12 @@ the text without one, or the draft is refused in one line before anything is gen
 
 * **trimmed**: the newest entries are cut off (`KVCache`, `QuantizedKVCache`).
 * **longer window**: mlx-lm's `RotatingKVCache` overwrites what a rewind needs. With a draft, layers
-  with a sliding window keep {reserve} tokens more than the window, for {reserve} tokens' worth of
-  memory in each, and are trimmed. The model still sees the window alone. `ChunkedKVCache` likewise
-  (**longer chunk**).
-* **replayed**: the state of a recurrent layer cannot be trimmed. It is kept before each forward,
-  which copies nothing, and put back after a rejection; the tokens that were accepted are then
-  forwarded again. That costs the target one forward more in each round with a rejection, and the
-  draft none.
+  with a sliding window keep up to about {reserve} tokens behind the window, and are trimmed. The
+  model still sees the window alone. `ChunkedKVCache` likewise (**longer chunk**).
+* **replayed**: the state of a recurrent layer cannot be trimmed. It is kept before each forward and
+  put back after a rejection; the tokens that were accepted are then forwarded again. Keeping it
+  copies nothing, but up to six states are held. A round with a rejection costs the target one
+  forward more; the draft goes back without one unless it drafts more than a few tokens.
 
 ## What was tested
 

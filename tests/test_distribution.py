@@ -127,6 +127,7 @@ def test_speculative_text_of_a_markov_chain_has_its_transitions(models: ModelSto
     assert not transitions_follow(ids, np.roll(laws, 1, axis=0)), "the statistic tells rows apart"
 
 
+@pytest.mark.slow
 def test_filtered_target_support_is_never_violated(models: ModelStore) -> None:
     """A top_k = 2 target against an unfiltered draft: not one token outside, in 1,500."""
     filtered = SamplingConfig(temperature=TEMPERATURE, top_k=2)
@@ -203,6 +204,7 @@ def log_probabilities_at_another_temperature(scores: mx.array) -> mx.array:
     return chain_module.log_probabilities(scores * 0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "wrong"),
     [
@@ -221,6 +223,7 @@ def test_chi_square_rejects_known_wrong_acceptance_rules(
     assert chi_square(far_apart(models), FAR_P) > 2 * threshold(5)
 
 
+@pytest.mark.slow
 def test_chi_square_rejects_argmax_against_argmax(
     models: ModelStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,13 +7,16 @@ from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from mlxgen.cache import caches as cache_ops
+from mlxgen.cache.cached_model import CachedModel
 from mlxgen.config import MLX_LM_ORDER, AcceptRule, CacheConfig, SamplingConfig
 from mlxgen.decoding.tokens import FinishReason
 from mlxgen.drafters.draft_model import DraftModel
 from mlxgen.errors import NonFiniteError, PairError
+from mlxgen.sampling.randomness import Randomness
 from mlxgen.sampling.target_draw import draw_by_position
 from mlxgen.speculative.loop import Round
 from tests.fixtures.model_directories import LlamaShape, Vocabulary, successor_table
@@ -156,6 +159,32 @@ def test_plain_and_sampled_speculative_runs_leave_the_global_random_state_alone(
         settings.speculative_ids(target, draft, 10)
         settings.plain_ids(target, 10)
     assert global_random_state() == before
+
+
+@pytest.mark.parametrize("rule", [AcceptRule.STOCHASTIC, AcceptRule.BLOCK])
+def test_no_key_serves_two_draws_of_a_run(
+    models: ModelStore, monkeypatch: pytest.MonkeyPatch, rule: AcceptRule
+) -> None:
+    """Residual draws with the draft's noise, say, bias the text by less than chi-square sees."""
+    keys: list[tuple[int, int]] = []
+
+    def kept(name: str) -> None:
+        make: Any = getattr(Randomness, name)
+
+        def record(*arguments: Any) -> mx.array:
+            made: mx.array = make(*arguments)
+            keys.extend((int(first), int(second)) for first, second in np.array(made))
+            return made
+
+        monkeypatch.setattr(Randomness, name, record)
+
+    kept("position_keys")
+    kept("round_keys")
+    sampling = SamplingConfig(temperature=0.9, xtc_probability=0.5)
+    settings = Settings(sampling=sampling, rule=rule, k=3)
+    settings.speculative(models.llama(1), draft_of(models, "sometimes")).ids(60)
+    assert len(keys) > 200
+    assert len(set(keys)) == len(keys)
 
 
 SMALL = Vocabulary.of_size(12)
@@ -706,6 +735,25 @@ def test_quantised_caches_keep_parity_with_plain_decoding(
     run = settings.speculative(target, draft_of(models, agreement))
     assert run.ids(40) == settings.plain_ids(target, 40)
     assert {type(layer).__name__ for layer in run.target.caches} == {"QuantizedKVCache"}
+
+
+def test_no_block_crosses_the_token_where_quantisation_starts(
+    models: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its later tokens would attend to full keys where plain decoding has quantised ones."""
+    forward = CachedModel.forward
+    spans: list[tuple[int, int]] = []
+
+    def watched(model: CachedModel, ids: mx.array) -> mx.array:
+        if model.role == "target":
+            spans.append((model.cached_tokens, model.cached_tokens + ids.shape[0]))
+        return forward(model, ids)
+
+    monkeypatch.setattr(CachedModel, "forward", watched)
+    cache = CacheConfig(kv_bits=4, kv_group_size=32, quantized_kv_start=18)
+    Settings(k=4, cache=cache).speculative(models.llama(1), models.llama(1)).ids(40)
+    assert any(end == 18 for _, end in spans)
+    assert not any(start < 18 < end for start, end in spans)
 
 
 @pytest.mark.parametrize("role", ["target", "draft", "both"])

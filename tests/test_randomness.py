@@ -127,17 +127,34 @@ def test_unlikely_tokens_are_drawn_as_often_as_they_should() -> None:
     assert abs(unlikely - 30) < 5 * math.sqrt(30)
 
 
+def noise_where_the_generator_gives(number: float, monkeypatch: pytest.MonkeyPatch) -> float:
+    """The noise that comes of one uniform number."""
+
+    def stuck(*, shape: tuple[int, ...] = (), key: mx.array) -> mx.array:
+        # Depends on the key, as the real one does.
+        return mx.full(shape, number) + mx.zeros_like(key.sum()).astype(mx.float32)
+
+    monkeypatch.setattr(mx.random, "uniform", stuck)
+    noise = np.array(gumbel(Randomness(1).position_keys(Stream.TARGET, 0, 3), 5))
+    assert noise.shape == (3, 5) and len(np.unique(noise)) == 1
+    return float(noise[0, 0])
+
+
 @pytest.mark.parametrize("extreme", [0.0, 2.0**-32, 1 - 2.0**-24, 1.0])
 def test_noise_is_finite_at_the_ends_of_the_generator(
     extreme: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stuck(*, shape: tuple[int, ...] = (), key: mx.array) -> mx.array:
-        # Depends on the key, as the real one does.
-        return mx.full(shape, extreme) + mx.zeros_like(key.sum()).astype(mx.float32)
+    assert math.isfinite(noise_where_the_generator_gives(extreme, monkeypatch))
 
-    monkeypatch.setattr(mx.random, "uniform", stuck)
-    noise = gumbel(Randomness(1).position_keys(Stream.TARGET, 0, 3), 5)
-    assert mx.all(mx.isfinite(noise)).item()
+
+def test_large_noise_comes_from_the_fine_end_of_the_generator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Numbers near 0 are 2^-32 apart, near 1 they are 2^-24 apart: noise made from those would
+    hardly ever reach what lifts a token of probability 1e-7."""
+    for exponent in (20, 24, 28, 32):
+        noise = noise_where_the_generator_gives(2.0**-exponent, monkeypatch)
+        assert noise == pytest.approx(exponent * math.log(2), abs=1e-4)
 
 
 def test_noise_depends_on_the_width_of_the_row() -> None:

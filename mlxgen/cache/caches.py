@@ -34,8 +34,7 @@ _KEPT_AT_RING_START_TOKENS = 4
 
 
 def make_caches(model: Any, config: CacheConfig) -> list[Any]:
-    """The model's own caches under the given options, which raise `OptionError` if they do not
-    fit."""
+    """The model's own caches. Raises `OptionError` for options that they do not allow."""
     caches: list[Any] = make_prompt_cache(model)
     if config.max_kv_size is not None:
         size = config.max_kv_size

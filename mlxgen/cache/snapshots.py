@@ -15,7 +15,8 @@ from typing import Any
 
 import mlx.core as mx
 
-_MOST_SNAPSHOTS = 10
+_MOST_SNAPSHOTS = 6
+"""Two that rounds begin with and four between; a state can be tens of megabytes."""
 
 
 @dataclass(frozen=True)

@@ -112,15 +112,17 @@ def _read_line() -> str | None:
     try:
         if sys.stdout.isatty():
             line = input(PROMPT)
-        else:
-            # Standard output is the text's alone.
-            print(PROMPT, end="", file=sys.stderr, flush=True)
-            line = input()
-        line.encode()
+            line.encode()
+            return line
+        # Standard output is the text's alone.
+        print(PROMPT, end="", file=sys.stderr, flush=True)
+        data = sys.stdin.buffer.readline()
+        if data:
+            return data.decode().rstrip("\r\n")
     except EOFError:
-        # What the shell prints next begins on a line of its own.
-        print(file=sys.stderr)
-        return None
+        pass
     except UnicodeError as error:
         raise InputError("the message is not UTF-8 text") from error
-    return line
+    # What the shell prints next begins on a line of its own.
+    print(file=sys.stderr)
+    return None

@@ -36,6 +36,9 @@ def run(command: Callable[[], object], *, verbose: bool) -> int:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
     try:
         result = command()
+        if result == ExitCode.INTERRUPTED and not isinstance(result, ExitCode):
+            # Typer makes a number of an interrupt that nobody else has handled.
+            raise KeyboardInterrupt
         sys.stdout.flush()
         return result if isinstance(result, int) else ExitCode.DONE
     except MlxgenError as error:

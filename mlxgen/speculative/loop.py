@@ -262,7 +262,7 @@ class SpeculativeGenerator:
         if ends:
             emitted = emitted[: ends[0]]
             self.finish_reason = FinishReason.STOP
-        fell_back = bool(verdict.fell_back.item())
+        fell_back = bool(verdict.fell_back.item()) and accepted < tested
         self.statistics.record_round(
             source=flight.source,
             proposed=proposed,

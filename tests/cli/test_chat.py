@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mlxgen.cache.cached_model import CachedModel
 from tests.fixtures.command import ACCEPTANCE, Outcome, command_line, mlxgen_here
-from tests.fixtures.light_commands import HEAVY
-from tests.fixtures.model_directories import Vocabulary, iid_table
+from tests.fixtures.model_directories import iid_table
 from tests.fixtures.runs import ModelStore
 from tests.fixtures.terminal import CTRL_C, CTRL_D, Terminal
 from tests.fixtures.tokenizers import byte_vocabulary
@@ -22,6 +23,8 @@ TEMPLATE = (
     "{% if add_generation_prompt %}a:{% endif %}"
 )
 HINT = "Ctrl-D or /exit leaves"
+SETTLED_S = 0.5
+"""Python notices no signal between showing a key or a prompt and waiting for the next key."""
 ENDLESS = ["--ignore-eos", "--temp", 1, "-n", 100_000]
 
 
@@ -60,6 +63,11 @@ def replies(run: Outcome) -> list[str]:
     return parts[:-1]
 
 
+def warnings_of(run: Outcome) -> list[str]:
+    """The warnings, which stand behind prompts, since nobody's typing is echoed."""
+    return [line.lstrip("> ") for line in run.stderr.splitlines() if "> warning: " in line]
+
+
 @pytest.mark.parametrize("temperature", [0, 1])
 @pytest.mark.parametrize("has_draft", [False, True])
 def test_replies_are_those_of_single_runs_on_the_whole_conversation(
@@ -93,7 +101,7 @@ def test_quiet_leaves_the_texts_alone_on_stdout(target: Path) -> None:
     texts = replies(chat(target, "hello\nagain\n"))
     run = chat(target, "hello\nagain\n", "--quiet")
     assert run.stdout == "".join(f"{text}\n" for text in texts)
-    assert len(run.lines("[Generated 12 tokens in ", stream="stderr")) == 2
+    assert run.stderr.count("> [Generated 12 tokens in ") == 2
     assert HINT not in run.stderr and "Loading" not in run.stderr
 
 
@@ -138,8 +146,8 @@ def test_a_prompt_that_was_given_is_no_chat(target: Path) -> None:
 
 def test_bad_messages_are_one_line_and_the_chat_goes_on(target: Path) -> None:
     run = chat(target, b"hello\nrefuse\n\xff\xfe\nhello\n")
-    assert run.code == 0
-    warnings = run.lines("> warning: ", stream="stderr")
+    assert run.code == 0, run.stderr
+    warnings = warnings_of(run)
     assert len(warnings) == 2
     assert "no \\x1b[1m" in warnings[0] and "not UTF-8" in warnings[1]
     expected = replies(chat(target, "hello\nhello\n"))
@@ -151,7 +159,7 @@ def test_a_full_context_window_is_told_and_can_be_cleared(models: ModelStore) ->
     run = chat(small, "hello\n" + "x" * 20 + "\n/clear\nhello\n", "-n", 100)
     first, again = replies(run)
     assert first == again and run.code == 0
-    (warning,) = run.lines("> warning: ", stream="stderr")
+    (warning,) = warnings_of(run)
     assert "no room for a reply in the model's context window of 40; /clear forgets it" in warning
     assert run.stderr.count("context window of 40 tokens is full") == 2
 
@@ -177,8 +185,24 @@ def test_the_seed_is_told_once_and_repeats_the_chat(target: Path) -> None:
     assert replies(repeated) == replies(run)
 
 
-def test_the_chat_imports_nothing_heavy_before_it_is_needed() -> None:
-    assert "readline" not in HEAVY  # part of Python, and loaded by the chat alone
+def test_an_interrupted_message_without_a_reply_is_not_kept(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right, calls = CachedModel.prefill, 0
+
+    def interrupted_once(self: CachedModel, tokens: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise KeyboardInterrupt
+        right(self, tokens)
+
+    expected = replies(chat(target, "hello\n"))
+    monkeypatch.setattr(CachedModel, "prefill", interrupted_once)
+    run = chat(target, "never\nhello\n")
+    assert run.code == 0 and "the message is not kept" in run.stderr
+    assert run.stdout.startswith("\n[Interrupted]\n[Generated 0 tokens ")
+    assert replies(run)[-1] == expected[0]
 
 
 # On a real terminal
@@ -202,22 +226,23 @@ def test_keys_on_a_terminal(terminal: Any) -> None:
         # Ctrl-C at the prompt drops the line and gives a hint.
         session.type("half a line")
         session.wait_for("half a line")
+        time.sleep(SETTLED_S)
         session.type(CTRL_C)
         assert HINT in session.wait_for("> $")
         # Ctrl-C in a reply stops it, with its statistics.
         session.type("hello\n")
-        session.wait_for("hello\n.{5}")
+        session.wait_for("hello\n[^~]{5}")
         session.type(CTRL_C)
         shown = session.wait_for(r"\(sampler-match.*\n> $")
         assert "[Interrupted]\n[Generated " in shown and ACCEPTANCE in shown
         # What was said is part of the next prompt: its statistics line counts on.
         session.type("and then\n")
-        session.wait_for("and then\n.{5}")
+        session.wait_for("and then\n[^~]{5}")
         session.type(CTRL_C)
         assert "[Interrupted]" in session.wait_for(r"\(sampler-match.*\n> $")
         session.type(CTRL_D)
         assert session.wait() == 0
-        assert session.shown.endswith("> \n")
+        assert session.shown.rstrip().endswith(">") and session.shown.endswith("\n")
         assert "Traceback" not in session.shown
 
 
@@ -242,7 +267,8 @@ def test_sigterm_ends_the_chat(terminal: Any, is_replying: bool) -> None:
     with terminal(*ENDLESS) as session:
         if is_replying:
             session.type("hello\n")
-            session.wait_for("hello\n.{5}")
+            session.wait_for("hello\n[^~]{5}")
+        time.sleep(SETTLED_S)
         session.send_signal(signal.SIGTERM)
         assert session.wait() == 130
         assert ("[Interrupted]" in session.shown) == is_replying
