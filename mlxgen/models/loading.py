@@ -103,7 +103,7 @@ def load_checkpoint(
         )
     except (MlxgenError, KeyboardInterrupt):
         raise
-    except Exception as error:  # mlx-lm, transformers and MLX raise anything on a bad file
+    except (Exception, SystemExit) as error:  # a bad file or a model module can raise anything
         raise ModelError(
             f"cannot load the {checkpoint.role} model from {checkpoint.path}: {one_line(error)}"
         ) from error
