@@ -106,7 +106,7 @@ def test_an_interrupt_while_the_program_loads_is_one_line(
 
 
 def test_an_interrupt_during_the_prefill_keeps_the_statistics(target: Path) -> None:
-    prompt = "x" * 3000
+    prompt = "x" * 8000
     words = endless(target, "--prefill-step-size", 1, f"--prompt={prompt}")
     run = interrupt(words, "Seed: ", signal.SIGINT, delay_s=0.4)
     assert run.code == 130
