@@ -1,13 +1,14 @@
 """Time of a speculative round against its floor and against mlx-lm, interleaved in one run.
 
     python scripts/benchmark_rounds.py --pair default
-    python scripts/benchmark_rounds.py --pair 8b-1b --bits 4 --rounds 40 --repeats 5
+    python scripts/benchmark_rounds.py --pair 8b-1b --bits 4 --rounds 6 --cycles 40
 
 The floor of a round is its k draft forwards and its verification of width k + 1, dispatched back to
-back with one synchronisation and nothing sampled. Every arm is measured in every repeat, in turn;
-times are medians over rounds, ratios are medians over repeats, with the smallest and the largest.
-The last line of stdout is one JSON document. Pairs other than `default` have random weights: they
-say what a round costs, not what it brings.
+back with one synchronisation and nothing sampled. A cycle runs a burst of rounds of every arm, in
+turn, so that a machine whose speed drifts within seconds slows all of them alike. The time of a
+burst is the median of its rounds; ratios are taken within a cycle and printed as their median and
+quartiles. The last line of stdout is one JSON document. Pairs other than `default` have random
+weights: they say what a round costs, not what it brings.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -105,38 +106,52 @@ def load_models(pair: str, bits: int | None) -> tuple[Any, Any, int]:
     return random_model(target_shape, dtype, bits), random_model(draft_shape, dtype, bits), width
 
 
-class Bench:
-    """The arms of one pair. Each returns the median time of a round, or of a token, in ms."""
+class Burst(Protocol):
+    """One arm: runs some rounds, or tokens where it has no draft, and returns their times in ms."""
 
-    def __init__(self, target: Any, draft: Any, width: int, k: int, rounds: int) -> None:
+    def __call__(self, rounds: int, /) -> list[float]: ...
+
+
+_SETTLING = 2
+"""Rounds at the beginning of a burst that do not count: the first one was under way already."""
+
+
+class Bench:
+    """The arms of one pair. Each keeps its own caches from burst to burst."""
+
+    def __init__(self, target: Any, draft: Any, width: int, k: int, tokens: int) -> None:
         self._target, self._draft, self._width = target, draft, width
-        self._k, self._rounds = k, rounds
+        self._k, self._tokens = k, tokens
         self._prompt = [i % width for i in PROMPT]
 
-    def floor(self) -> float:
+    def floor(self) -> Burst:
         """Forwards of a round and nothing else."""
         caches = make_prompt_cache(self._target), make_prompt_cache(self._draft)
         prompt = mx.array(self._prompt)[None]
         mx.eval(self._target(prompt, cache=caches[0]), self._draft(prompt, cache=caches[1]))
         one, block = mx.array([[5]]), mx.array([[5] * (self._k + 1)])
-        times = []
-        for _ in range(self._rounds):
-            started_s = time.perf_counter()
-            outputs = []
-            for _ in range(self._k):
-                logits = self._draft(one, cache=caches[1])
-                mx.async_eval(logits)
-                outputs.append(logits)
-            mx.eval(self._target(block, cache=caches[0]), *outputs)
-            times.append(time.perf_counter() - started_s)
-            trim_prompt_cache(caches[0], self._k + 1)
-            trim_prompt_cache(caches[1], self._k)
-        return 1e3 * statistics.median(times)
 
-    def speculative(self, sampling: SamplingConfig, rule: AcceptRule, diagnostics: bool) -> float:
+        def burst(rounds: int) -> list[float]:
+            times = []
+            for _ in range(rounds + _SETTLING):
+                started_s = time.perf_counter()
+                outputs = []
+                for _ in range(self._k):
+                    logits = self._draft(one, cache=caches[1])
+                    mx.async_eval(logits)
+                    outputs.append(logits)
+                mx.eval(self._target(block, cache=caches[0]), *outputs)
+                times.append(1e3 * (time.perf_counter() - started_s))
+                trim_prompt_cache(caches[0], self._k + 1)
+                trim_prompt_cache(caches[1], self._k)
+            return times[_SETTLING:]
+
+        return burst
+
+    def speculative(self, sampling: SamplingConfig, rule: AcceptRule, diagnostics: bool) -> Burst:
         """mlxgen's round."""
         chain, randomness = SamplerChain(sampling, self._width), Randomness(0)
-        stamps: list[float] = []
+        stamps_s: list[float] = []
         target = CachedModel(self._target, role="target", width=self._width)
         draft = CachedModel(self._draft, role="draft", width=self._width)
         generator = SpeculativeGenerator(
@@ -147,17 +162,12 @@ class Bench:
             num_draft_tokens=self._k,
             accept_rule=rule,
             diagnostics=diagnostics,
-            on_round=lambda _: stamps.append(time.perf_counter()),
+            on_round=lambda _: stamps_s.append(time.perf_counter()),
         )
         generator.prefill(self._prompt)
-        tokens = generator.tokens(self._rounds * (self._k + 1) + self._k)
-        for _ in tokens:
-            if len(stamps) > self._rounds:
-                break
-        tokens.close()
-        return _median_gap_ms(stamps)
+        return _gaps(generator.tokens(self._tokens), stamps_s)
 
-    def plain(self, sampling: SamplingConfig) -> float:
+    def plain(self, sampling: SamplingConfig) -> Burst:
         """mlxgen's plain step."""
         generator = PlainGenerator(
             CachedModel(self._target, role="target", width=self._width),
@@ -165,92 +175,134 @@ class Bench:
             Randomness(0),
         )
         generator.prefill(self._prompt)
-        return _median_gap_ms([time.perf_counter() for _ in generator.tokens(self._rounds + 1)])
+        return _gaps_of_stamped(generator.tokens(self._tokens), lambda _: True)
 
-    def mlx_lm_speculative(self, temperature: float, top_p: float) -> float:
+    def mlx_lm_speculative(self, temperature: float, top_p: float) -> Burst:
         """mlx-lm's round: it ends with a token that is not from the draft."""
-        stamps = []
-        for _, _, from_draft in speculative_generate_step(
+        steps = speculative_generate_step(
             mx.array(self._prompt),
             self._target,
             self._draft,
             num_draft_tokens=self._k,
-            max_tokens=self._rounds * (self._k + 1),
+            max_tokens=self._tokens,
             sampler=make_sampler(temp=temperature, top_p=top_p),
-        ):
-            if not from_draft:
-                stamps.append(time.perf_counter())
-            if len(stamps) > self._rounds:
-                break
-        return _median_gap_ms(stamps)
+        )
+        return _gaps_of_stamped(steps, lambda step: not step[2])
 
-    def mlx_lm_plain(self, temperature: float, top_p: float) -> float:
+    def mlx_lm_plain(self, temperature: float, top_p: float) -> Burst:
         """mlx-lm's plain step."""
         steps = generate_step(
             mx.array(self._prompt),
             self._target,
-            max_tokens=self._rounds + 1,
+            max_tokens=self._tokens,
             sampler=make_sampler(temp=temperature, top_p=top_p),
         )
-        return _median_gap_ms([time.perf_counter() for _ in steps])
+        return _gaps_of_stamped(steps, lambda _: True)
 
 
-def _median_gap_ms(stamps: list[float]) -> float:
-    return 1e3 * statistics.median(b - a for a, b in pairwise(stamps))
+def _gaps(steps: Iterator[Any], stamps_s: list[float]) -> Burst:
+    """Times between the stamps that appear while the steps are taken."""
+
+    def burst(rounds: int) -> list[float]:
+        stamps_s.clear()
+        while len(stamps_s) <= rounds + _SETTLING:
+            next(steps)
+        gaps = [1e3 * (b - a) for a, b in pairwise(stamps_s)]
+        # What was dispatched ahead must not run in another arm's time.
+        mx.synchronize()
+        return gaps[_SETTLING : _SETTLING + rounds]
+
+    return burst
 
 
-def arms(bench: Bench) -> dict[str, Callable[[], float]]:
+def _gaps_of_stamped(steps: Iterator[Any], ends_round: Callable[[Any], bool]) -> Burst:
+    stamps_s: list[float] = []
+
+    def stamped() -> Iterator[None]:
+        for step in steps:
+            if ends_round(step):
+                stamps_s.append(time.perf_counter())
+            yield
+
+    return _gaps(stamped(), stamps_s)
+
+
+def arms(bench: Bench) -> dict[str, Burst]:
     """Name to measurement."""
     greedy = SamplingConfig()
     sampled = SamplingConfig(temperature=0.7, top_p=0.9)
     pure = SamplingConfig(temperature=0.7)
-    match, found = AcceptRule.SAMPLER_MATCH, {}
-    found["floor"] = bench.floor
-    found["plain T=0"] = lambda: bench.plain(greedy)
-    found["plain T=0.7 top-p 0.9"] = lambda: bench.plain(sampled)
-    found["round T=0"] = lambda: bench.speculative(greedy, match, False)
+    found = {
+        "floor": bench.floor(),
+        "plain T=0": bench.plain(greedy),
+        "plain T=0.7 top-p 0.9": bench.plain(sampled),
+        "round T=0": bench.speculative(greedy, AcceptRule.SAMPLER_MATCH, False),
+    }
     for rule in AcceptRule:
-        found[f"round T=0.7 {rule.value}"] = _round(bench, pure, rule, False)
-        found[f"round T=0.7 top-p 0.9 {rule.value}"] = _round(bench, sampled, rule, False)
-    found["round T=0.7 top-p 0.9 stochastic, diagnostics"] = _round(
-        bench, sampled, AcceptRule.STOCHASTIC, True
+        found[f"round T=0.7 {rule.value}"] = bench.speculative(pure, rule, False)
+    for rule in AcceptRule:
+        found[f"round T=0.7 top-p 0.9 {rule.value}"] = bench.speculative(sampled, rule, False)
+    found["round T=0.7 top-p 0.9 stochastic, diagnostics"] = bench.speculative(
+        sampled, AcceptRule.STOCHASTIC, True
     )
-    found["mlx-lm plain T=0"] = lambda: bench.mlx_lm_plain(0.0, 0.0)
-    found["mlx-lm plain T=0.7 top-p 0.9"] = lambda: bench.mlx_lm_plain(0.7, 0.9)
-    found["mlx-lm round T=0"] = lambda: bench.mlx_lm_speculative(0.0, 0.0)
-    found["mlx-lm round T=0.7 top-p 0.9"] = lambda: bench.mlx_lm_speculative(0.7, 0.9)
+    found["mlx-lm plain T=0"] = bench.mlx_lm_plain(0.0, 0.0)
+    found["mlx-lm plain T=0.7 top-p 0.9"] = bench.mlx_lm_plain(0.7, 0.9)
+    found["mlx-lm round T=0"] = bench.mlx_lm_speculative(0.0, 0.0)
+    found["mlx-lm round T=0.7"] = bench.mlx_lm_speculative(0.7, 0.0)
+    found["mlx-lm round T=0.7 top-p 0.9"] = bench.mlx_lm_speculative(0.7, 0.9)
     return found
 
 
-def _round(
-    bench: Bench, sampling: SamplingConfig, rule: AcceptRule, diagnostics: bool
-) -> Callable[[], float]:
-    return lambda: bench.speculative(sampling, rule, diagnostics)
+COMPARED = [
+    ("plain T=0", "mlx-lm plain T=0"),
+    ("plain T=0.7 top-p 0.9", "mlx-lm plain T=0.7 top-p 0.9"),
+    ("round T=0", "mlx-lm round T=0"),
+    ("round T=0.7 sampler-match", "mlx-lm round T=0.7"),
+    *[
+        (f"round T=0.7 top-p 0.9 {rule.value}", "mlx-lm round T=0.7 top-p 0.9")
+        for rule in AcceptRule
+    ],
+    *[
+        (f"round T=0.7 top-p 0.9 {rule.value}", "round T=0.7 top-p 0.9 sampler-match")
+        for rule in AcceptRule
+        if rule is not AcceptRule.SAMPLER_MATCH
+    ],
+]
+"""Pairs of arms whose ratio the second table shows."""
 
 
-def measure(bench: Bench, repeats: int) -> dict[str, list[float]]:
-    """Each arm once to warm up, then all arms in turn, `repeats` times: ms by arm and repeat."""
-    measurements = arms(bench)
-    for run in measurements.values():
-        run()
-    times: dict[str, list[float]] = {name: [] for name in measurements}
-    names = list(measurements)
-    for repeat in range(repeats):
-        shift = repeat % len(names)
+def measure(bursts: dict[str, Burst], rounds: int, cycles: int) -> dict[str, list[float]]:
+    """Bursts of all arms in turn, after two cycles to warm up: ms by arm and cycle."""
+    times: dict[str, list[float]] = {name: [] for name in bursts}
+    names = list(bursts)
+    for cycle in range(-2, cycles):
+        shift = cycle % len(names)
         for name in names[shift:] + names[:shift]:
-            times[name].append(measurements[name]())
+            burst_ms = statistics.median(bursts[name](rounds))
+            if cycle >= 0:
+                times[name].append(burst_ms)
     return times
 
 
+def _ratios(times: dict[str, list[float]], upper: str, lower: str) -> str:
+    """Median and quartiles of the ratio within a cycle."""
+    ratios = [a / b for a, b in zip(times[upper], times[lower], strict=True)]
+    if len(ratios) == 1:
+        return f"{ratios[0]:.3f} | -"
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return f"{middle:.3f} | {low:.3f} - {high:.3f}"
+
+
 def table(times: dict[str, list[float]]) -> str:
-    """Markdown: median ms of each arm, and its ratio to the floor, repeat by repeat."""
-    rows = ["| arm | ms, median | arm / floor | smallest - largest |", "|---|---|---|---|"]
+    """Markdown: median ms of each arm and its ratio to the floor, then arm against arm."""
+    rows = ["| arm | ms, median | arm / floor | quartiles |", "|---|---|---|---|"]
     for name, values in times.items():
-        ratios = [value / floor for value, floor in zip(values, times["floor"], strict=True)]
         rows.append(
-            f"| {name} | {statistics.median(values):.2f} | {statistics.median(ratios):.3f} | "
-            f"{min(ratios):.3f} - {max(ratios):.3f} |"
+            f"| {name} | {statistics.median(values):.2f} | {_ratios(times, name, 'floor')} |"
         )
+    rows += ["", "| arm | against | ratio | quartiles |", "|---|---|---|---|"]
+    for upper, lower in COMPARED:
+        rows.append(f"| {upper} | {lower} | {_ratios(times, upper, lower)} |")
     return "\n".join(rows)
 
 
@@ -260,19 +312,20 @@ def main() -> None:
     parser.add_argument("--pair", choices=["default", *PAIRS], default="default")
     parser.add_argument("--bits", type=int, help="quantise random weights to this many bits")
     parser.add_argument("--k", type=int, default=4, help="draft tokens of a round")
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=6, help="rounds of a burst")
+    parser.add_argument("--cycles", type=int, default=20)
     options = parser.parse_args()
     target, draft, width = load_models(options.pair, options.bits)
-    bench = Bench(target, draft, width, options.k, options.rounds)
-    times = measure(bench, options.repeats)
+    most_tokens = (options.cycles + 2) * (options.rounds + _SETTLING + 1) * (options.k + 1)
+    bench = Bench(target, draft, width, options.k, most_tokens)
+    times = measure(arms(bench), options.rounds, options.cycles)
     print(table(times))
     facts = {
         "pair": options.pair,
         "bits": options.bits,
         "k": options.k,
         "rounds": options.rounds,
-        "repeats": options.repeats,
+        "cycles": options.cycles,
         "device": str(mx.default_device()),
         "machine": platform.machine(),
         "mlx": metadata.version("mlx"),

@@ -165,7 +165,7 @@ def test_reported_distribution_is_softmax_of_the_scores_drawn_from(config: Sampl
     chain = SamplerChain(config, 8)
     history = chain.new_history([0, 1, 2, 1])
     one = mx.random.normal((1, 8), key=mx.random.key(4)) * 1.5
-    scores = chain.scores(one, history)
+    scores = chain.scores(one, history).rows
     row = effective_token_distribution(one, chain, history)
     assert mx.array_equal(row, mx.exp(log_probabilities(scores)))
     np.testing.assert_allclose(np.array(row), softmax(np.array(scores)), atol=1e-6)
@@ -226,7 +226,7 @@ def test_every_row_tosses_its_own_coin() -> None:
     chain = SamplerChain(SamplingConfig(temperature=1.0, xtc_probability=0.5), 3)
     assert chain.tosses_coins
     logits = mx.array([[2.0, 1.9, -9.0]] * 3)
-    scores = chain.scores(logits, chain.new_history([0]), coins=mx.array([0.49, 0.5, 0.2]))
+    scores = chain.scores(logits, chain.new_history([0]), coins=mx.array([0.49, 0.5, 0.2])).rows
     assert np.isfinite(np.array(scores))[:, 0].tolist() == [False, True, False]
     with pytest.raises(ValueError, match="coin"):
         chain.scores(logits, chain.new_history([0]))
@@ -237,7 +237,7 @@ def test_xtc_leaves_end_of_sequence_tokens_possible() -> None:
     chain = SamplerChain(config, 4, protected=[0, 99])
     scores = chain.scores(
         mx.array([[3.0, 2.9, 2.8, 0.0]]), chain.new_history([1]), coins=mx.zeros((1,))
-    )
+    ).rows
     assert np.isfinite(np.array(scores))[0].tolist() == [True, False, True, True]
 
 
@@ -288,18 +288,18 @@ def test_rows_that_are_not_finite_are_noticed(
 ) -> None:
     chain = SamplerChain(config, 3)
     logits = mx.array([[0.0, 0.0, 1.0], row]).astype(dtype)
-    if config.is_greedy:
-        scores = chain.adjusted_logits(logits, chain.new_history([0]))
-    else:
-        scores = chain.scores(logits, chain.new_history([0]))
-    assert rows_are_usable(logits, scores).item() is usable
+    history = chain.new_history([0])
+    scored = chain.choose(logits, history) if config.is_greedy else chain.scores(logits, history)
+    assert rows_are_usable(scored.tops).item() is usable
+    if usable and not config.is_greedy:
+        assert mx.all(mx.isfinite(mx.max(scored.rows, axis=-1))).item()
 
 
 def test_bias_that_bans_every_token_is_noticed() -> None:
     config = SamplingConfig(temperature=1.0, logit_bias=((0, -math.inf), (1, -math.inf)))
     chain = SamplerChain(config, 2)
     logits = mx.zeros((1, 2))
-    assert not rows_are_usable(logits, chain.scores(logits, chain.new_history([0]))).item()
+    assert not rows_are_usable(chain.scores(logits, chain.new_history([0])).tops).item()
 
 
 def test_flat_model_emits_every_token() -> None:

@@ -431,11 +431,6 @@ class LookingDrafter:
         """Take in all prompt tokens but the last."""
         self._inner.prefill(prompt)
 
-    @property
-    def can_run_ahead(self) -> bool:
-        """Whether its cache can be cut back by more than a round."""
-        return self._inner.can_run_ahead
-
     def plan(self, history: History, k: int, limit: int) -> int:
         """As the inner draft."""
         return self._inner.plan(history, k, limit)

@@ -56,7 +56,7 @@ def forms_along(
     for model, role in ((target, "target"), (draft, "draft")):
         cached = CachedModel(model.model, role=role, width=width)
         logits = cached.forward(mx.array(ids[:-1], dtype=mx.int32))[-count:]
-        rows.append(log_probabilities(chain.scores(logits, chain.new_history([]))))
+        rows.append(log_probabilities(chain.scores(logits, chain.new_history([])).rows))
     log_p, log_q = rows
     forms = {
         "sum_min": closed_forms.sum_min(log_p, log_q),

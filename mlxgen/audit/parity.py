@@ -78,6 +78,6 @@ def _top_two_margin(
         scores = chain.adjusted_logits(logits, history)
     else:
         keys = Randomness(config.seed).position_keys(Stream.TARGET, len(text), 1)
-        scores = chain.scores(logits, history) + gumbel(keys, width)
+        scores = chain.scores(logits, history).rows + gumbel(keys, width)
     best = np.sort(np.array(mx.topk(scores[0], 2)))
     return float(best[1] - best[0]), logits.dtype

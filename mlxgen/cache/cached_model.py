@@ -62,14 +62,6 @@ class CachedModel:
         """Whether `rewind` can go back at all."""
         return self._snapshots is not None or not self._untrimmable()
 
-    @property
-    def can_run_ahead(self) -> bool:
-        """Whether a forward may be dispatched before it is known which tokens are kept.
-
-        Where that can be told at all: `rewind` reaches back two rounds, whatever the caches.
-        """
-        return True
-
     def make_rewindable(self) -> None:
         """Switch to caches that can be rewound. Raises `PairError` where there are none.
 

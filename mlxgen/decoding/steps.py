@@ -43,14 +43,10 @@ class PlainStepper:
         `go_on` says no. When it ends by itself the cache is at the boundary; when it is closed it
         may be two tokens ahead of it. Raises `NonFiniteError` where no token can be drawn.
         """
-        # A cache that cannot go back further than a round must not run ahead of the host.
-        runs_ahead = self._target.can_run_ahead
         step = self._dispatch(history, mx.array(history.tokens[-1:]), None)
         for emitted in range(1, count + 1):
             more = emitted < count and go_on()
-            following = None
-            if more and runs_ahead:
-                following = self._dispatch(history, step[0].ids, step[0].ids)
+            following = self._dispatch(history, step[0].ids, step[0].ids) if more else None
             drawn, logprobs = step
             mx.eval(drawn.ids, drawn.usable, *(logprobs.arrays if logprobs else []))
             if not drawn.usable.item():
@@ -60,12 +56,8 @@ class PlainStepper:
                 return True
             history.extend([token])
             yield Token(token, logprobs=logprobs.read(0, token) if logprobs else None)
-            if not more:
-                return False
             if following is None:
-                if self._target.is_rewindable:
-                    self._target.rewind(len(history) - 1)
-                following = self._dispatch(history, mx.array(history.tokens[-1:]), None)
+                return False
             step = following
         return False
 

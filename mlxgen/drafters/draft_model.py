@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from mlxgen.cache.cached_model import CachedModel
 from mlxgen.drafters.proposal import MODEL_DRAFTER, LengthPolicy, Proposal, one_hot_log
-from mlxgen.sampling.chain import SamplerChain, draw, log_probabilities, rows_are_usable
+from mlxgen.sampling.chain import Draws, SamplerChain, log_probabilities, rows_are_usable
 from mlxgen.sampling.history import History, IntArray
 from mlxgen.sampling.randomness import Randomness, Stream, gumbel, uniform
 
@@ -46,11 +46,6 @@ class DraftModel:
         return self._model.cached_tokens
 
     @property
-    def can_run_ahead(self) -> bool:
-        """Whether its cache can be cut back by more than a round."""
-        return self._model.can_run_ahead
-
-    @property
     def is_past_context(self) -> bool:
         """Whether the text has outgrown the draft's context window."""
         return self._is_past_context
@@ -72,45 +67,44 @@ class DraftModel:
     ) -> Proposal:
         """Draw k tokens one after the other; each step is dispatched as soon as it is built."""
         chain, greedy = self._chain, self._chain.config.is_greedy
-        noise = coins = None
+        noises: list[mx.array] = []
+        coins: list[mx.array | None] = [None] * k
         if not greedy:
-            noise = gumbel(
-                self._keys(Stream.TARGET if coupled else Stream.DRAFT, history, k), chain.width
-            )
+            keys = self._keys(Stream.TARGET if coupled else Stream.DRAFT, history, k)
+            noises = [*mx.split(gumbel(keys, chain.width), k)]
             if chain.tosses_coins:
-                coins = uniform(
-                    self._keys(Stream.TARGET_COIN if coupled else Stream.DRAFT_COIN, history, k)
-                )
+                stream = Stream.TARGET_COIN if coupled else Stream.DRAFT_COIN
+                coins = [*mx.split(uniform(self._keys(stream, history, k)), k)]
 
-        ids = mx.zeros((0,), dtype=mx.int32)
-        rows: list[mx.array] = []
-        usable: list[mx.array] = []
         owed = history.tokens[self._model.cached_tokens :]
         if len(owed) > _REPLAYED_TOKENS:
             # After a stretch without drafting: catch up without computing logits.
             self._model.prefill(owed[:-1])
             owed = owed[-1:]
         inputs = mx.array(owed)
+        drawn: list[Draws] = []
         for step in range(k):
-            logits = self._model.forward(inputs)[-1:]
-            if noise is None:
-                scores = chain.adjusted_logits(logits, history, ids)
-                token = mx.argmax(scores, axis=-1).astype(mx.int32)
+            logits = self._model.forward(inputs)
+            if len(logits) > 1:
+                logits = logits[-1:]
+            before = None
+            if drawn and chain.reads_history:
+                before = mx.concatenate([earlier.ids for earlier in drawn])
+            if greedy:
+                newest = chain.choose(logits, history, before)
             else:
-                coin = None if coins is None else coins[step : step + 1]
-                scores = chain.scores(logits, history, ids, coin)
-                token = draw(scores, noise[step : step + 1])
-            mx.async_eval(token)
-            usable.append(rows_are_usable(logits, scores))
-            rows.append(scores)
-            ids = mx.concatenate([ids, token])
-            inputs = token
+                newest = chain.draw(logits, noises[step], history, before, coins[step])
+            mx.async_eval(newest.ids)
+            drawn.append(newest)
+            inputs = newest.ids
+        ids = mx.concatenate([step.ids for step in drawn])
         log_q = None
-        if want_distribution:
-            log_q = (
-                one_hot_log(ids, chain.width) if greedy else log_probabilities(mx.concatenate(rows))
-            )
-        return Proposal(ids=ids, log_q=log_q, usable=mx.all(mx.stack(usable)))
+        if want_distribution and greedy:
+            log_q = one_hot_log(ids, chain.width)
+        elif want_distribution:
+            log_q = log_probabilities(mx.concatenate([step.rows for step in drawn]))
+        usable = rows_are_usable(*[step.tops for step in drawn])
+        return Proposal(ids=ids, log_q=log_q, usable=usable)
 
     def _keys(self, stream: Stream, history: History, k: int) -> mx.array:
         # The target's streams are keyed by position, so both sides meet the same noise.

@@ -31,11 +31,6 @@ class LookupFirst:
         """Number of tokens in the draft model's cache."""
         return self._model.cached_tokens
 
-    @property
-    def can_run_ahead(self) -> bool:
-        """Whether the draft model can."""
-        return self._model.can_run_ahead
-
     def prefill(self, prompt: IntArray) -> None:
         """Take in all prompt tokens but the last."""
         self._model.prefill(prompt)

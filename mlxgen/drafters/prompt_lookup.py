@@ -85,7 +85,6 @@ class PromptLookup:
     reports_distribution = True
     length_policy = LengthPolicy.FIXED
     cached_tokens = None
-    can_run_ahead = True
 
     def __init__(self, config: PromptLookupConfig, width: int) -> None:
         self._config = config

@@ -67,10 +67,6 @@ class Drafter(Protocol):
         """Number of tokens in the drafter's cache, None when it keeps none; tokens of the history
         behind it are owed."""
 
-    @property
-    def can_run_ahead(self) -> bool:
-        """Whether it may propose for a round before the last one's tokens were handed out."""
-
     def prefill(self, prompt: IntArray) -> None:
         """Take in all prompt tokens but the last."""
 

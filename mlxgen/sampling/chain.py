@@ -1,14 +1,16 @@
 """The sampler chain: the one place where logits become the distribution that is drawn from.
 
-Plain decoding, the target's verification and the draft all call `SamplerChain.scores`. Its result
-is the source of both the draw (`draw`: the argmax of scores plus Gumbel noise, which is an exact
-draw from softmax(scores)) and of the reported distribution (`log_probabilities`), so the two
-cannot drift apart.
+Plain decoding, the target's verification and the draft all come through one function of a row,
+`_scored`. Its scores are the source of both the draw (the argmax of scores plus Gumbel noise, which
+is an exact draw from softmax(scores)) and of the reported distribution (`log_probabilities`), so
+the two cannot drift apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -16,10 +18,27 @@ import numpy as np
 from mlxgen.config import SamplingConfig
 from mlxgen.errors import OptionError
 from mlxgen.sampling import filters, penalties
+from mlxgen.sampling.fusion import fused
 from mlxgen.sampling.history import History
 from mlxgen.sampling.sums import log_sum_exp
 
 _NO_PROPOSALS = np.zeros(0, dtype=np.int32)
+
+
+class Scores(NamedTuple):
+    """rows: `[rows, V] float32`, -inf outside the support; tops: `[rows, 1] float32`, the largest
+    logit of each row before the filters, from which `rows_are_usable` tells."""
+
+    rows: mx.array
+    tops: mx.array
+
+
+class Draws(NamedTuple):
+    """ids: `[rows] int32`; rows, tops: as in `Scores`."""
+
+    ids: mx.array
+    rows: mx.array
+    tops: mx.array
 
 
 class SamplerChain:
@@ -44,7 +63,11 @@ class SamplerChain:
         self._breaker_ids = frozenset(breakers)
         self._breakers = mx.array(sorted(self._breaker_ids), dtype=mx.int32)
         self._bias = self._dense_bias()
-        self._filters = [name for name in config.order if name in config.active_filters]
+        names = tuple(name for name in config.order if name in config.active_filters)
+        self.tosses_coins = "xtc" in names
+        """Whether a row's distribution needs a coin."""
+        self._scored = fused(partial(_scored, config, names, self._protected))
+        self._drawn = fused(partial(_drawn, config, names, self._protected))
 
     def with_config(self, config: SamplingConfig) -> SamplerChain:
         """The same chain under another configuration, for a draft with its own temperature."""
@@ -69,9 +92,9 @@ class SamplerChain:
         return History(tokens, track_matches=self.config.uses_dry, breakers=self._breaker_ids)
 
     @property
-    def tosses_coins(self) -> bool:
-        """Whether `scores` needs coins, one for each row."""
-        return "xtc" in self._filters
+    def reads_history(self) -> bool:
+        """Whether a row depends on the tokens before it beyond what the model made of them."""
+        return self.config.counts_tokens or self.config.uses_dry
 
     def adjusted_logits(
         self, logits: mx.array, history: History, proposals: mx.array | None = None
@@ -115,33 +138,87 @@ class SamplerChain:
         history: History,
         proposals: mx.array | None = None,
         coins: mx.array | None = None,
-    ) -> mx.array:
-        """Scores whose softmax is the effective distribution: `[rows, width] float32`.
+    ) -> Scores:
+        """Scores whose softmax is the effective distribution, for rows as in `adjusted_logits`.
 
         coins: `[rows] float32` uniforms, needed when `tosses_coins`; a row's XTC is on when its
         uniform is below the probability. Not for greedy sampling, which has no distribution.
         """
-        config = self.config
-        row = self.adjusted_logits(logits, history, proposals)
-        for name in self._filters:
-            if name == "temperature":
-                row = filters.temperature(row, config.temperature)
-            elif name == "top_k":
-                row = filters.top_k(row, config.top_k)
-            elif name == "top_p":
-                row = filters.top_p(row, config.top_p)
-            elif name == "min_p":
-                row = filters.min_p(row, config.min_p)
-            elif name == "typical_p":
-                row = filters.typical_p(row, config.typical_p)
-            elif name == "top_n_sigma":
-                row = filters.top_n_sigma(row, config.top_n_sigma)
-            elif coins is not None:
-                tossed = coins < config.xtc_probability
-                row = filters.xtc(row, tossed, config.xtc_threshold, self._protected)
-            else:
-                raise ValueError("XTC is on: scores() needs one coin for each row")
-        return row
+        return Scores(*self._scored(self._prepared(logits, history, proposals), *self._toss(coins)))
+
+    def draw(
+        self,
+        logits: mx.array,
+        noise: mx.array,
+        history: History,
+        proposals: mx.array | None = None,
+        coins: mx.array | None = None,
+    ) -> Draws:
+        """A token for each row and the scores it was drawn from. noise: `[rows, V] float32`,
+        standard Gumbel; the rest as in `scores`."""
+        prepared = self._prepared(logits, history, proposals)
+        return Draws(*self._drawn(prepared, noise, *self._toss(coins)))
+
+    def choose(
+        self, logits: mx.array, history: History, proposals: mx.array | None = None
+    ) -> Draws:
+        """The greedy token of each row; its rows are the logits it was chosen from."""
+        rows = self._prepared(logits, history, proposals)
+        tops = mx.max(rows, axis=-1, keepdims=True)
+        return Draws(mx.argmax(rows, axis=-1).astype(mx.int32), rows, tops)
+
+    def _prepared(self, logits: mx.array, history: History, proposals: mx.array | None) -> mx.array:
+        """As `adjusted_logits`, or the logits as they came where nothing adjusts them."""
+        if self._bias is None and not self.reads_history:
+            return logits
+        return self.adjusted_logits(logits, history, proposals)
+
+    def _toss(self, coins: mx.array | None) -> list[mx.array]:
+        if not self.tosses_coins:
+            return []
+        if coins is None:
+            raise ValueError("XTC is on: every row needs a coin")
+        return [coins < self.config.xtc_probability]
+
+
+def _scored(
+    config: SamplingConfig,
+    names: tuple[str, ...],
+    protected: mx.array,
+    logits: mx.array,
+    *tossed: mx.array,
+) -> tuple[mx.array, ...]:
+    """Scores and tops of adjusted logits, through the filters of these names in this order."""
+    row = logits.astype(mx.float32)
+    tops = mx.max(row, axis=-1, keepdims=True)
+    for name in names:
+        if name == "temperature":
+            row = filters.temperature(row, config.temperature)
+        elif name == "top_k":
+            row = filters.top_k(row, config.top_k)
+        elif name == "top_p":
+            row = filters.top_p(row, config.top_p)
+        elif name == "min_p":
+            row = filters.min_p(row, config.min_p)
+        elif name == "typical_p":
+            row = filters.typical_p(row, config.typical_p)
+        elif name == "top_n_sigma":
+            row = filters.top_n_sigma(row, config.top_n_sigma)
+        else:
+            row = filters.xtc(row, tossed[0], config.xtc_threshold, protected)
+    return row, tops
+
+
+def _drawn(
+    config: SamplingConfig,
+    names: tuple[str, ...],
+    protected: mx.array,
+    logits: mx.array,
+    noise: mx.array,
+    *tossed: mx.array,
+) -> tuple[mx.array, ...]:
+    rows, tops = _scored(config, names, protected, logits, *tossed)
+    return draw(rows, noise), rows, tops
 
 
 def draw(scores: mx.array, noise: mx.array) -> mx.array:
@@ -152,13 +229,14 @@ def draw(scores: mx.array, noise: mx.array) -> mx.array:
     return mx.argmax(scores + noise, axis=-1).astype(mx.int32)
 
 
-def rows_are_usable(logits: mx.array, scores: mx.array) -> mx.array:
-    """Scalar bool: every row has finite logits at its top and a token left to draw.
+def rows_are_usable(*tops: mx.array) -> mx.array:
+    """Scalar bool: a token can be drawn from every row whose top is among these `[rows, 1]`.
 
-    The raw logits are looked at too, since a filter can mask a NaN that it met.
+    A maximum is NaN if any logit is, and infinite if one is +inf or none is finite; the filters
+    always leave something of a row with a finite top. Asked of the logits, since a filter can mask
+    a NaN that it met.
     """
-    tops = mx.concatenate([mx.max(logits, axis=-1).astype(mx.float32), mx.max(scores, axis=-1)])
-    return mx.all(mx.isfinite(tops))
+    return mx.all(mx.isfinite(tops[0] if len(tops) == 1 else mx.concatenate(list(tops))))
 
 
 def log_probabilities(scores: mx.array) -> mx.array:
@@ -179,9 +257,9 @@ def effective_token_distribution(
     configuration is greedy. Rows and coins as in `SamplerChain.scores`.
     """
     if chain.config.is_greedy:
-        choice = mx.argmax(chain.adjusted_logits(logits, history, proposals), axis=-1)
+        choice = chain.choose(logits, history, proposals).ids
         return (mx.arange(chain.width)[None, :] == choice[:, None]).astype(mx.float32)
-    return mx.exp(log_probabilities(chain.scores(logits, history, proposals, coins)))
+    return mx.exp(log_probabilities(chain.scores(logits, history, proposals, coins).rows))
 
 
 def sample_token_with_distribution(
@@ -200,5 +278,5 @@ def sample_token_with_distribution(
     if chain.config.is_greedy:
         row = effective_token_distribution(logits, chain, history, proposals)
         return mx.argmax(row, axis=-1).astype(mx.int32), row
-    scores = chain.scores(logits, history, proposals, coins)
-    return draw(scores, noise), mx.exp(log_probabilities(scores))
+    ids, rows, _ = chain.draw(logits, noise, history, proposals, coins)
+    return ids, mx.exp(log_probabilities(rows))

@@ -12,7 +12,7 @@ import math
 
 import mlx.core as mx
 
-from mlxgen.sampling.sums import log_sum_exp, sums_before, total
+from mlxgen.sampling.sums import log_sum_exp, sums_before, sums_before_and_total, total
 
 _LARGEST_SCALE = 1e38
 
@@ -45,8 +45,10 @@ def top_p(scores: mx.array, p: float) -> mx.array:
     if p >= 1:
         return scores
     descending = -mx.sort(-scores, axis=-1)
-    mass = mx.exp(descending - log_sum_exp(descending))
-    count = mx.maximum((sums_before(mass) < p).sum(axis=-1, keepdims=True), 1)
+    # Relative to the top token; a share of their sum needs no normalised probabilities.
+    mass = mx.exp(descending - descending[..., :1])
+    before, whole = sums_before_and_total(mass)
+    count = mx.maximum((before < p * whole).sum(axis=-1, keepdims=True), 1)
     return _keep(scores, scores >= mx.take_along_axis(descending, count - 1, axis=-1))
 
 

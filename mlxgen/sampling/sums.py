@@ -30,10 +30,17 @@ def total(rows: mx.array) -> mx.array:
 
 def sums_before(rows: mx.array) -> mx.array:
     """For each entry the sum of those before it in its row: `[rows, V]`."""
+    return sums_before_and_total(rows)[0]
+
+
+def sums_before_and_total(rows: mx.array) -> tuple[mx.array, mx.array]:
+    """Both from one pass: `[rows, V]` and `[rows, 1]`."""
     blocks = _blocks(rows, 0)
+    sums = blocks.sum(axis=-1)
     within = mx.cumsum(blocks, axis=-1, inclusive=False)
-    before = mx.cumsum(blocks.sum(axis=-1), axis=-1, inclusive=False)
-    return (within + before[..., None]).reshape(len(rows), -1)[:, : rows.shape[-1]]
+    before = mx.cumsum(sums, axis=-1, inclusive=False)
+    sums_of_all = (within + before[..., None]).reshape(len(rows), -1)[:, : rows.shape[-1]]
+    return sums_of_all, sums.sum(axis=-1, keepdims=True)
 
 
 def log_sum_exp(rows: mx.array) -> mx.array:

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from mlxgen.sampling.chain import SamplerChain, draw, rows_are_usable
+from mlxgen.sampling.chain import SamplerChain, rows_are_usable
 from mlxgen.sampling.history import History
 from mlxgen.sampling.randomness import Randomness, Stream, gumbel, uniform
 
 
 @dataclass(frozen=True)
 class TargetDraw:
-    """ids: `[rows] int32`; scores: `[rows, width] float32`, under greedy sampling the adjusted
-    logits; usable: scalar bool. All on the device."""
+    """ids: `[rows] int32`; scores: `[rows, width]`, under greedy sampling the logits that the ids
+    were chosen from; usable: scalar bool. All on the device."""
 
     ids: mx.array
     scores: mx.array
@@ -39,13 +39,11 @@ def draw_by_position(
     """
     rows = logits.shape[0]
     if chain.config.is_greedy:
-        scores = chain.adjusted_logits(logits, history, proposals)
-        ids = mx.argmax(scores, axis=-1).astype(mx.int32)
+        drawn = chain.choose(logits, history, proposals)
     else:
         coins = None
         if chain.tosses_coins:
             coins = uniform(randomness.position_keys(Stream.TARGET_COIN, first_position, rows))
-        scores = chain.scores(logits, history, proposals, coins)
         keys = randomness.position_keys(Stream.TARGET, first_position, rows)
-        ids = draw(scores, gumbel(keys, chain.width))
-    return TargetDraw(ids=ids, scores=scores, usable=rows_are_usable(logits, scores))
+        drawn = chain.draw(logits, gumbel(keys, chain.width), history, proposals, coins)
+    return TargetDraw(ids=drawn.ids, scores=drawn.rows, usable=rows_are_usable(drawn.tops))

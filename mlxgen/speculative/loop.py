@@ -174,7 +174,7 @@ class SpeculativeGenerator:
                     continue
                 emitted = self._settle(flight)
                 left = max_tokens - taken - len(emitted)
-                flight = self._dispatch(left) if self._can_run_ahead else None
+                flight = self._dispatch(left) if self._is_running else None
                 for token in emitted:
                     taken += 1
                     yield token
@@ -187,10 +187,6 @@ class SpeculativeGenerator:
     @property
     def _is_running(self) -> bool:
         return self.finish_reason is FinishReason.LENGTH
-
-    @property
-    def _can_run_ahead(self) -> bool:
-        return self._is_running and self._target.can_run_ahead and self._drafter.can_run_ahead
 
     def _plan(self, left: int) -> int:
         """How many tokens to propose; with the token behind them a round emits one more."""
