@@ -44,12 +44,13 @@ def top_p(scores: mx.array, p: float) -> mx.array:
     """Keep the smallest set of most likely tokens whose mass reaches p; 0 keeps the top token."""
     if p >= 1:
         return scores
-    descending = -mx.sort(-scores, axis=-1)
-    # Relative to the top token; a share of their sum needs no normalised probabilities.
-    mass = mx.exp(descending - descending[..., :1])
-    before, whole = sums_before_and_total(mass)
+    # Relative to the top token scores are 0 or below, and the bits of such floats, read as unsigned
+    # numbers, grow as the floats fall. A CPU sorts those three times as fast as floats.
+    relative = scores - mx.max(scores, axis=-1, keepdims=True)
+    descending = mx.sort(relative.view(mx.uint32), axis=-1).view(mx.float32)
+    before, whole = sums_before_and_total(mx.exp(descending))
     count = mx.maximum((before < p * whole).sum(axis=-1, keepdims=True), 1)
-    return _keep(scores, scores >= mx.take_along_axis(descending, count - 1, axis=-1))
+    return _keep(scores, relative >= mx.take_along_axis(descending, count - 1, axis=-1))
 
 
 def min_p(scores: mx.array, p: float) -> mx.array:
