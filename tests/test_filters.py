@@ -7,6 +7,7 @@ the reference has to keep the same tokens for a slightly smaller and a slightly 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -32,6 +33,11 @@ Reference = Callable[[FloatArray, float], BoolArray]
 
 SLACK = 1e-4
 NO_PROTECTED = mx.zeros((0,), dtype=mx.int32)
+
+
+def scores_of(rows: Any) -> mx.array:
+    """Rows as filters take them, with a largest score of 0."""
+    return filters.shifted(mx.array(np.array(rows, dtype=np.float32)))[0]
 
 
 def xtc_with_coin(scores: mx.array, threshold: float) -> mx.array:
@@ -73,7 +79,7 @@ def check(
     apply: Filter, reference: Reference, rows: list[list[float]], value: float, *, slack: float
 ) -> None:
     """Compare a filter with its reference on rows, and each row alone with the row in a block."""
-    scores = mx.array(np.array(rows, dtype=np.float32))
+    scores = scores_of(rows)
     result = np.array(apply(scores, value))
     for index, row in enumerate(np.array(scores).astype(np.float64)):
         expected = reference(row, value)
@@ -81,7 +87,8 @@ def check(
             for nearby in (value * (1 - slack), value * (1 + slack)):
                 assume(np.array_equal(reference(row, nearby), expected))
         assert np.array_equal(np.isfinite(result[index]), expected)
-        np.testing.assert_array_equal(result[index][expected], row[expected])
+        kept = np.array(scores)[index][expected]
+        np.testing.assert_array_equal(result[index][expected], kept - kept.max())
         alone = np.array(apply(scores[index : index + 1], value))[0]
         np.testing.assert_array_equal(alone, result[index])
 
@@ -139,7 +146,7 @@ def test_comparison_rejects_a_wrong_filter(name: str) -> None:
     value=st.one_of(st.floats(0.05, 50), st.sampled_from([1e-6, 1e-39, 5e-324, 1e30])),
 )
 def test_temperature_scales_log_weights_at_any_size(rows: list[list[float]], value: float) -> None:
-    scores = mx.array(np.array(rows, dtype=np.float32))
+    scores = scores_of(rows)
     result = np.array(filters.temperature(scores, value))
     assert not np.isnan(result).any()
     wide = np.array(scores).astype(np.float64)
@@ -153,19 +160,19 @@ def test_temperature_scales_log_weights_at_any_size(rows: list[list[float]], val
 
 @pytest.mark.parametrize("value", [1e-6, 1e-39])
 def test_tiny_temperature_leaves_only_the_top_token(value: float) -> None:
-    row = filters.temperature(mx.array([[1.0, 3.0, 2.9999, -mx.inf]]), value)
+    row = filters.temperature(scores_of([[1.0, 3.0, 2.9999, -np.inf]]), value)
     np.testing.assert_array_equal(np.array(mx.softmax(row, axis=-1)), [[0, 1, 0, 0]])
 
 
 @pytest.mark.parametrize("p", [0.0, 1e-8])
 def test_tiny_top_p_keeps_the_top_token(p: float) -> None:
-    kept = np.isfinite(np.array(filters.top_p(mx.array([[0.5, 2.0, 1.9, -mx.inf]]), p)))
+    kept = np.isfinite(np.array(filters.top_p(scores_of([[0.5, 2.0, 1.9, -np.inf]]), p)))
     assert kept.tolist() == [[False, True, False, False]]
 
 
 @pytest.mark.parametrize("k", [0, 4, 5, 1000])
 def test_top_k_of_at_least_the_width_is_off(k: int) -> None:
-    row = mx.array([[0.5, 2.0, -mx.inf, 1.0]])
+    row = scores_of([[0.5, 2.0, -np.inf, 1.0]])
     assert mx.array_equal(filters.top_k(row, k), row)
 
 
@@ -173,7 +180,7 @@ def test_top_k_of_at_least_the_width_is_off(k: int) -> None:
     ("p", "kept"), [(0.499, 1), (0.501, 2), (0.6, 2), (0.799, 2), (0.801, 3), (0.96, 4), (1, 4)]
 )
 def test_nucleus_is_the_smallest_set_that_reaches_p(p: float, kept: int) -> None:
-    row = mx.log(mx.array([[0.3, 0.5, 0.05, 0.15]]))
+    row = scores_of(np.log([[0.3, 0.5, 0.05, 0.15]]))
     assert np.isfinite(np.array(filters.top_p(row, p))).sum() == kept
 
 
@@ -185,12 +192,12 @@ def test_ties_at_a_cut_are_all_kept() -> None:
 
 @pytest.mark.parametrize("threshold", [0.51, 0.6, 1.0])
 def test_xtc_above_one_half_removes_nothing(threshold: float) -> None:
-    row = mx.array([[5.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+    row = scores_of([[5.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
     assert mx.array_equal(xtc_with_coin(row, threshold), row)
 
 
 def test_xtc_needs_its_coin_and_spares_protected_tokens() -> None:
-    rows = mx.array([[3.0, 2.9, 2.8, -5.0]] * 2)
+    rows = scores_of([[3.0, 2.9, 2.8, -5.0]] * 2)
     coins = mx.array([True, False])
     tossed = np.isfinite(np.array(filters.xtc(rows, coins, 0.1, NO_PROTECTED)))
     assert tossed.tolist() == [[False, False, True, True], [True] * 4]
@@ -202,7 +209,7 @@ def test_xtc_needs_its_coin_and_spares_protected_tokens() -> None:
 def test_top_p_of_a_large_bfloat16_vocabulary_equals_float64(p: float) -> None:
     width = 150_000
     logits = np.random.default_rng(5).normal(scale=3, size=(1, width)).astype(np.float32)
-    row = mx.array(logits).astype(mx.bfloat16).astype(mx.float32)
+    row = filters.shifted(mx.array(logits).astype(mx.bfloat16))[0]
     kept = np.isfinite(np.array(filters.top_p(row, p)))[0]
     values = np.array(row).astype(np.float64)[0]
     # The reference above is quadratic in the width; this one walks down the distinct values.
@@ -217,7 +224,7 @@ def test_top_p_of_a_large_bfloat16_vocabulary_equals_float64(p: float) -> None:
 @pytest.mark.parametrize("name", ["top_k", "top_p", "min_p", "top_n_sigma"])
 @given(rows=ROWS, value=SHARES)
 def test_most_likely_token_survives(name: str, rows: list[list[float]], value: float) -> None:
-    scores = mx.array(np.array(rows, dtype=np.float32))
+    scores = scores_of(rows)
     result = CASES[name][0](scores, 1.0 if name == "top_k" else value)
     assert mx.array_equal(mx.max(result, axis=-1), mx.max(scores, axis=-1))
 
@@ -225,14 +232,14 @@ def test_most_likely_token_survives(name: str, rows: list[list[float]], value: f
 @pytest.mark.parametrize("name", CASES)
 @given(rows=ROWS, value=SHARES)
 def test_no_filter_leaves_a_row_empty(name: str, rows: list[list[float]], value: float) -> None:
-    scores = mx.array(np.array(rows, dtype=np.float32))
+    scores = scores_of(rows)
     result = CASES[name][0](scores, 1.0 if name == "top_k" else value)
     assert mx.all(mx.any(mx.isfinite(result), axis=-1)).item()
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_wide_rows_are_filtered_alike_alone_and_in_a_block(name: str) -> None:
-    rows = mx.random.normal((5, 5003), key=mx.random.key(3)) * 3
+    rows = scores_of(mx.random.normal((5, 5003), key=mx.random.key(3)) * 3)
     value = 40.0 if name == "top_k" else 0.01 if name == "xtc" else 0.9
     together = CASES[name][0](rows, value)
     assert not mx.array_equal(together, rows)

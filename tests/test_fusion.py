@@ -64,7 +64,7 @@ def test_fused_noise_and_draws_are_the_same(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(fusion, "fuses", lambda value=is_fused: value)
         noise = gumbel(keys, 300)
         drawn = chain.draw(logits, noise, chain.new_history([1]))
-        found.append([np.array(array) for array in (noise, *drawn)])
+        found.append([np.array(array.astype(mx.float32)) for array in (noise, *drawn)])
     for written, compiled in zip(*found, strict=True):
         np.testing.assert_allclose(written, compiled, rtol=1e-5, atol=1e-6)
     assert found[0][1].tolist() == found[1][1].tolist()

@@ -26,8 +26,8 @@ _NO_PROPOSALS = np.zeros(0, dtype=np.int32)
 
 
 class Scores(NamedTuple):
-    """rows: `[rows, V] float32`, -inf outside the support; tops: `[rows, 1] float32`, the largest
-    logit of each row before the filters, from which `rows_are_usable` tells."""
+    """rows: `[rows, V] float32`, -inf outside the support; tops: `[rows, 1]`, the largest logit of
+    each row before the filters, from which `rows_are_usable` tells."""
 
     rows: mx.array
     tops: mx.array
@@ -189,8 +189,7 @@ def _scored(
     *tossed: mx.array,
 ) -> tuple[mx.array, ...]:
     """Scores and tops of adjusted logits, through the filters of these names in this order."""
-    row = logits.astype(mx.float32)
-    tops = mx.max(row, axis=-1, keepdims=True)
+    row, tops = filters.shifted(logits)
     for name in names:
         if name == "temperature":
             row = filters.temperature(row, config.temperature)
@@ -236,7 +235,8 @@ def rows_are_usable(*tops: mx.array) -> mx.array:
     always leave something of a row with a finite top. Asked of the logits, since a filter can mask
     a NaN that it met.
     """
-    return mx.all(mx.isfinite(tops[0] if len(tops) == 1 else mx.concatenate(list(tops))))
+    largest = tops[0] if len(tops) == 1 else mx.concatenate(list(tops))
+    return mx.all(mx.abs(largest) < mx.inf)
 
 
 def log_probabilities(scores: mx.array) -> mx.array:

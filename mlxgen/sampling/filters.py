@@ -1,9 +1,12 @@
 """Filters: rows of scores in, rows of scores out, `[rows, V] float32`, -inf outside the support.
 
 Each filter reads the row as log-weights (softmax of the row is the distribution so far) and works
-on all rows at once. One rule for ties everywhere: a cut is a value, and tokens that equal the last
-one kept are kept too. So no filter depends on the order in which a sort leaves equal values, and
-the most likely token always survives, except under typical_p, which may drop it.
+on all rows at once. It takes rows whose largest score is 0, as `shifted` makes them, and leaves
+them so; then no filter has to look for the largest score, and nothing overflows.
+
+One rule for ties everywhere: a cut is a value, and tokens that equal the last one kept are kept
+too. So no filter depends on the order in which a sort leaves equal values, and the most likely
+token always survives, except under typical_p and XTC, which may drop it.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import math
 
 import mlx.core as mx
 
-from mlxgen.sampling.sums import log_sum_exp, sums_before, sums_before_and_total, total
+from mlxgen.sampling.sums import in_blocks, log_sum_exp, sums_before, total
 
 _LARGEST_SCALE = 1e38
 
@@ -21,14 +24,16 @@ def _keep(scores: mx.array, kept: mx.array) -> mx.array:
     return mx.where(kept, scores, -mx.inf)
 
 
-def temperature(scores: mx.array, value: float) -> mx.array:
-    """Divide by a temperature above 0.
+def shifted(rows: mx.array) -> tuple[mx.array, mx.array]:
+    """`[rows, V]` of any precision, moved so that the largest entry is 0 (float32), and where it
+    was: `[rows, 1]`. A row that holds a NaN or +inf, or nothing finite, becomes NaN."""
+    tops = mx.max(rows, axis=-1, keepdims=True)
+    return rows.astype(mx.float32) - tops.astype(mx.float32), tops
 
-    The row's maximum is taken off first: with a tiny temperature the rest then goes to -inf, where
-    dividing the raw scores would overflow to inf - inf.
-    """
-    shifted = scores - mx.max(scores, axis=-1, keepdims=True)
-    return shifted * min(1 / value, _LARGEST_SCALE)
+
+def temperature(scores: mx.array, value: float) -> mx.array:
+    """Divide by a temperature above 0; with a tiny one all but the top tokens go to -inf."""
+    return scores * min(1 / value, _LARGEST_SCALE)
 
 
 def top_k(scores: mx.array, k: int) -> mx.array:
@@ -44,20 +49,26 @@ def top_p(scores: mx.array, p: float) -> mx.array:
     """Keep the smallest set of most likely tokens whose mass reaches p; 0 keeps the top token."""
     if p >= 1:
         return scores
-    # Relative to the top token scores are 0 or below, and the bits of such floats, read as unsigned
-    # numbers, grow as the floats fall. A CPU sorts those three times as fast as floats.
-    relative = scores - mx.max(scores, axis=-1, keepdims=True)
-    descending = mx.sort(relative.view(mx.uint32), axis=-1).view(mx.float32)
-    before, whole = sums_before_and_total(mx.exp(descending))
-    count = mx.maximum((before < p * whole).sum(axis=-1, keepdims=True), 1)
-    return _keep(scores, relative >= mx.take_along_axis(descending, count - 1, axis=-1))
+    if p <= 0:
+        return _keep(scores, scores >= 0)
+    # The bits of floats that are 0 or below, read as unsigned numbers, grow as the floats fall. A
+    # CPU sorts those three times as fast as floats.
+    descending = mx.sort(scores.view(mx.uint32), axis=-1).view(mx.float32)
+    mass = in_blocks(mx.exp(descending), 0)
+    sums = mass.sum(axis=-1)
+    before = mx.cumsum(sums, axis=-1, inclusive=False)[..., None]
+    whole = sums.sum(axis=-1)[:, None, None]
+    # What is left out counts as the top score here, so the smallest is the last one kept.
+    is_kept = mx.cumsum(mass, axis=-1, inclusive=False) + before < p * whole
+    cut = mx.where(is_kept, in_blocks(descending, 0), 0).min(axis=(-2, -1))
+    return _keep(scores, scores >= cut[:, None])
 
 
 def min_p(scores: mx.array, p: float) -> mx.array:
     """Keep the tokens with at least p times the probability of the most likely one."""
     if p <= 0:
         return scores
-    return _keep(scores, scores >= mx.max(scores, axis=-1, keepdims=True) + math.log(p))
+    return _keep(scores, scores >= math.log(p))
 
 
 def typical_p(scores: mx.array, p: float) -> mx.array:
@@ -76,7 +87,8 @@ def typical_p(scores: mx.array, p: float) -> mx.array:
     mass = mx.take_along_axis(probability, order, axis=-1)
     count = mx.maximum((sums_before(mass) < p).sum(axis=-1, keepdims=True), 1)
     last = mx.take_along_axis(order, count - 1, axis=-1)
-    return _keep(scores, deviation <= mx.take_along_axis(deviation, last, axis=-1))
+    kept = deviation <= mx.take_along_axis(deviation, last, axis=-1)
+    return shifted(_keep(scores, kept))[0]
 
 
 def top_n_sigma(scores: mx.array, n: float) -> mx.array:
@@ -90,8 +102,7 @@ def top_n_sigma(scores: mx.array, n: float) -> mx.array:
     count = finite.sum(axis=-1, keepdims=True)
     mean = total(mx.where(finite, scores, 0)) / count
     variance = total(mx.where(finite, mx.square(scores - mean), 0)) / count
-    cut = mx.max(scores, axis=-1, keepdims=True) - n * mx.sqrt(variance)
-    return _keep(scores, scores >= cut)
+    return _keep(scores, scores >= -n * mx.sqrt(variance))
 
 
 def xtc(scores: mx.array, coins: mx.array, threshold: float, protected: mx.array) -> mx.array:
@@ -107,4 +118,4 @@ def xtc(scores: mx.array, coins: mx.array, threshold: float, protected: mx.array
     removed = above & (probability > least)
     if protected.size:
         removed[..., protected] = False
-    return _keep(scores, ~(removed & coins[:, None]))
+    return shifted(_keep(scores, ~(removed & coins[:, None])))[0]

@@ -12,7 +12,7 @@ import mlx.core as mx
 _BLOCK = 256
 
 
-def _blocks(rows: mx.array, padding: float) -> mx.array:
+def in_blocks(rows: mx.array, padding: float) -> mx.array:
     """`[rows, V] -> [rows, blocks, block]`, padded at the end."""
     count, width = rows.shape
     if width <= _BLOCK:
@@ -25,25 +25,18 @@ def _blocks(rows: mx.array, padding: float) -> mx.array:
 
 def total(rows: mx.array) -> mx.array:
     """Sum of each row: `[rows, 1]`."""
-    return _blocks(rows, 0).sum(axis=-1).sum(axis=-1, keepdims=True)
+    return in_blocks(rows, 0).sum(axis=-1).sum(axis=-1, keepdims=True)
 
 
 def sums_before(rows: mx.array) -> mx.array:
     """For each entry the sum of those before it in its row: `[rows, V]`."""
-    return sums_before_and_total(rows)[0]
-
-
-def sums_before_and_total(rows: mx.array) -> tuple[mx.array, mx.array]:
-    """Both from one pass: `[rows, V]` and `[rows, 1]`."""
-    blocks = _blocks(rows, 0)
-    sums = blocks.sum(axis=-1)
+    blocks = in_blocks(rows, 0)
     within = mx.cumsum(blocks, axis=-1, inclusive=False)
-    before = mx.cumsum(sums, axis=-1, inclusive=False)
-    sums_of_all = (within + before[..., None]).reshape(len(rows), -1)[:, : rows.shape[-1]]
-    return sums_of_all, sums.sum(axis=-1, keepdims=True)
+    before = mx.cumsum(blocks.sum(axis=-1), axis=-1, inclusive=False)
+    return (within + before[..., None]).reshape(len(rows), -1)[:, : rows.shape[-1]]
 
 
 def log_sum_exp(rows: mx.array) -> mx.array:
     """Log of the sum of exp over each row: `[rows, 1]`."""
-    inner = mx.logsumexp(_blocks(rows, -mx.inf), axis=-1)
+    inner = mx.logsumexp(in_blocks(rows, -mx.inf), axis=-1)
     return mx.logsumexp(inner, axis=-1, keepdims=True)
