@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import mlx.core as mx
@@ -186,8 +187,27 @@ MARKOV_LOGITS = 1.6 * np.random.default_rng(11).standard_normal((5, 5))
 FAR_LOGITS = 1.6 * np.random.default_rng(12).standard_normal((5, 5))
 
 
+class JumpyCosts(AdaptiveDepth):
+    """`auto` on a machine whose speed jumps about, so that it goes through many lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._generator = random.Random(4)
+
+    def record_plain(self, tokens: int, cost_ms: float) -> None:
+        super().record_plain(tokens, tokens * self._generator.uniform(10, 20))
+
+    def record_round(
+        self, k: int, tested: int, accepted: int, cost_ms: float, draft_ms: float | None
+    ) -> None:
+        drafted_ms = k * self._generator.uniform(0.01, 0.5)
+        verified_ms = self._generator.uniform(8, 14)
+        split = None if draft_ms is None else drafted_ms
+        super().record_round(k, tested, accepted, drafted_ms + verified_ms, split)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["lookup", "lookup first, auto"])
+@pytest.mark.parametrize("kind", ["auto", "lookup", "lookup first", "lookup first, auto"])
 @pytest.mark.parametrize("rule", list(AcceptRule))
 def test_the_joint_law_of_the_text_is_the_targets(
     models: ModelStore, kind: str, rule: AcceptRule
@@ -197,8 +217,11 @@ def test_the_joint_law_of_the_text_is_the_targets(
         prompt=(0, 1, 2), width=5, sampling=SamplingConfig(temperature=0.9), rule=rule, seed=21
     )
     target, draft = models.table(MARKOV_LOGITS), models.table(FAR_LOGITS)
-    ids, generator = run(settings, target, draft, kind, 1500)
-    assert generator.statistics.rounds > 0
+    depth = JumpyCosts() if "auto" in kind else None
+    ids, generator = run(settings, target, draft, kind, 1500, depth)
+    assert generator.statistics.rounds > 50
+    if depth is not None:
+        assert len(depth.summary().rounds_by_k) >= 2, "several lengths were tried"
     laws = softmax(MARKOV_LOGITS / 0.9)
     assert transitions_follow(ids, laws, order=3)
     assert not transitions_follow(ids, softmax(MARKOV_LOGITS / 0.6)), "of another temperature"
