@@ -65,6 +65,19 @@ def test_it_is_used_without_being_asked_for() -> None:
 
 
 @on_linux_cpu
+@pytest.mark.parametrize(
+    ("asked", "cores", "threads"),
+    [("", 4, 1), ("3", 4, 3), ("8", 4, 4), ("2,4", 4, 2), ("0", 4, 1), ("many", 4, 1), ("2", 1, 1)],
+)
+def test_threads_are_those_asked_for_that_the_process_may_use(
+    asked: str, cores: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(blas.THREADS_VARIABLE, asked)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
+    assert blas._threads() == threads
+
+
+@on_linux_cpu
 def test_a_path_that_is_no_library_is_one_line_that_names_the_variable() -> None:
     done = _run(CHOICE, "/no/such/library.so")
     assert done.returncode != 0

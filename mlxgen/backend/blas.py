@@ -5,8 +5,9 @@ caches: five rows cost four times as much as one, so verifying a block is no che
 it token by token. SciPy, which mlxgen needs anyway, brings a current OpenBLAS, but under names of
 its own. So MLX's calls of `cblas_sgemm` are pointed at SciPy's, after a check that the two agree.
 
-OpenBLAS runs on one thread here: its threads wait for each other by spinning, and on busy cores
-that took several times as long as the reference BLAS. One thread is never slower than it.
+OpenBLAS runs on one thread unless OMP_NUM_THREADS asks for more: its threads wait for each other,
+and on busy cores a forward then takes ten times as long, while one thread takes little longer than
+on idle ones (docs/cpu.md has the numbers).
 
 `MLXGEN_BLAS=off` leaves MLX alone; `MLXGEN_BLAS=PATH` names another library with a `cblas_sgemm`,
 whose number of threads is then its own affair.
@@ -29,6 +30,7 @@ from mlxgen.backend.imported_calls import import_slots, redirect
 from mlxgen.errors import OptionError
 
 VARIABLE = "MLXGEN_BLAS"
+THREADS_VARIABLE = "OMP_NUM_THREADS"
 _MLX_LIBRARY = "libmlx.so"
 _FUNCTION = "cblas_sgemm"
 _TOLERANCE = 1e-4
@@ -95,7 +97,7 @@ def _named_library(path: str) -> Any:
 
 
 def _scipy_openblas() -> tuple[Any, str] | None:
-    """SciPy's single-precision product with 32-bit integers, set to one thread, and its name."""
+    """SciPy's single-precision product with 32-bit integers, and its name."""
     package = util.find_spec("scipy")
     if package is None or package.origin is None:
         return None
@@ -107,11 +109,19 @@ def _scipy_openblas() -> tuple[Any, str] | None:
             describe = library.scipy_openblas_get_config
         except AttributeError:
             continue
-        set_threads(1)
+        threads = _threads()
+        set_threads(threads)
         describe.restype = ctypes.c_char_p
         version = " ".join(describe().decode("ascii", "replace").split()[:2])
-        return product, f"SciPy's {version}, 1 thread"
+        return product, f"SciPy's {version}, {threads} thread{'s' * (threads > 1)}"
     return None
+
+
+def _threads() -> int:
+    """OMP_NUM_THREADS as far as the process may use that many cores, 1 without it."""
+    asked = os.environ.get(THREADS_VARIABLE, "").split(",")[0].strip()
+    wanted = int(asked) if asked.isdecimal() else 1
+    return max(1, min(wanted, len(os.sched_getaffinity(0))))
 
 
 def _multiplies_right() -> bool:
