@@ -1,15 +1,14 @@
 """The sampler chain: the one place where logits become the distribution that is drawn from.
 
-Plain decoding, the target's verification and the draft all come through one function of a row,
-`_scored`. Its scores are the source of both the draw (the argmax of scores plus Gumbel noise, which
-is an exact draw from softmax(scores)) and of the reported distribution (`log_probabilities`), so
-the two cannot drift apart.
+Plain decoding, the target's verification and the draft all call `SamplerChain.scores`. Its result
+is the source of both the draw (`draw`: the argmax of scores plus Gumbel noise, which is an exact
+draw from softmax(scores)) and of the reported distribution (`log_probabilities`), so the two
+cannot drift apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -18,7 +17,6 @@ import numpy as np
 from mlxgen.config import SamplingConfig
 from mlxgen.errors import OptionError
 from mlxgen.sampling import filters, penalties
-from mlxgen.sampling.fusion import fused
 from mlxgen.sampling.history import History
 from mlxgen.sampling.sums import log_sum_exp
 
@@ -63,11 +61,7 @@ class SamplerChain:
         self._breaker_ids = frozenset(breakers)
         self._breakers = mx.array(sorted(self._breaker_ids), dtype=mx.int32)
         self._bias = self._dense_bias()
-        names = tuple(name for name in config.order if name in config.active_filters)
-        self.tosses_coins = "xtc" in names
-        """Whether a row's distribution needs a coin."""
-        self._scored = fused(partial(_scored, config, names, self._protected))
-        self._drawn = fused(partial(_drawn, config, names, self._protected))
+        self._filters = [name for name in config.order if name in config.active_filters]
 
     def with_config(self, config: SamplingConfig) -> SamplerChain:
         """The same chain under another configuration, for a draft with its own temperature."""
@@ -90,6 +84,11 @@ class SamplerChain:
     def new_history(self, tokens: Iterable[int]) -> History:
         """A history of these tokens that keeps what this chain's penalties need."""
         return History(tokens, track_matches=self.config.uses_dry, breakers=self._breaker_ids)
+
+    @property
+    def tosses_coins(self) -> bool:
+        """Whether a row's distribution needs a coin."""
+        return "xtc" in self._filters
 
     @property
     def reads_history(self) -> bool:
@@ -144,7 +143,27 @@ class SamplerChain:
         coins: `[rows] float32` uniforms, needed when `tosses_coins`; a row's XTC is on when its
         uniform is below the probability. Not for greedy sampling, which has no distribution.
         """
-        return Scores(*self._scored(self._prepared(logits, history, proposals), *self._toss(coins)))
+        config = self.config
+        row, tops = filters.shifted(self._prepared(logits, history, proposals))
+        for name in self._filters:
+            if name == "temperature":
+                row = filters.temperature(row, config.temperature)
+            elif name == "top_k":
+                row = filters.top_k(row, config.top_k)
+            elif name == "top_p":
+                row = filters.top_p(row, config.top_p)
+            elif name == "min_p":
+                row = filters.min_p(row, config.min_p)
+            elif name == "typical_p":
+                row = filters.typical_p(row, config.typical_p)
+            elif name == "top_n_sigma":
+                row = filters.top_n_sigma(row, config.top_n_sigma)
+            elif coins is not None:
+                tossed = coins < config.xtc_probability
+                row = filters.xtc(row, tossed, config.xtc_threshold, self._protected)
+            else:
+                raise ValueError("XTC is on: every row needs a coin")
+        return Scores(row, tops)
 
     def draw(
         self,
@@ -156,8 +175,8 @@ class SamplerChain:
     ) -> Draws:
         """A token for each row and the scores it was drawn from. noise: `[rows, V] float32`,
         standard Gumbel; the rest as in `scores`."""
-        prepared = self._prepared(logits, history, proposals)
-        return Draws(*self._drawn(prepared, noise, *self._toss(coins)))
+        rows, tops = self.scores(logits, history, proposals, coins)
+        return Draws(draw(rows, noise), rows, tops)
 
     def choose(
         self, logits: mx.array, history: History, proposals: mx.array | None = None
@@ -172,52 +191,6 @@ class SamplerChain:
         if self._bias is None and not self.reads_history:
             return logits
         return self.adjusted_logits(logits, history, proposals)
-
-    def _toss(self, coins: mx.array | None) -> list[mx.array]:
-        if not self.tosses_coins:
-            return []
-        if coins is None:
-            raise ValueError("XTC is on: every row needs a coin")
-        return [coins < self.config.xtc_probability]
-
-
-def _scored(
-    config: SamplingConfig,
-    names: tuple[str, ...],
-    protected: mx.array,
-    logits: mx.array,
-    *tossed: mx.array,
-) -> tuple[mx.array, ...]:
-    """Scores and tops of adjusted logits, through the filters of these names in this order."""
-    row, tops = filters.shifted(logits)
-    for name in names:
-        if name == "temperature":
-            row = filters.temperature(row, config.temperature)
-        elif name == "top_k":
-            row = filters.top_k(row, config.top_k)
-        elif name == "top_p":
-            row = filters.top_p(row, config.top_p)
-        elif name == "min_p":
-            row = filters.min_p(row, config.min_p)
-        elif name == "typical_p":
-            row = filters.typical_p(row, config.typical_p)
-        elif name == "top_n_sigma":
-            row = filters.top_n_sigma(row, config.top_n_sigma)
-        else:
-            row = filters.xtc(row, tossed[0], config.xtc_threshold, protected)
-    return row, tops
-
-
-def _drawn(
-    config: SamplingConfig,
-    names: tuple[str, ...],
-    protected: mx.array,
-    logits: mx.array,
-    noise: mx.array,
-    *tossed: mx.array,
-) -> tuple[mx.array, ...]:
-    rows, tops = _scored(config, names, protected, logits, *tossed)
-    return draw(rows, noise), rows, tops
 
 
 def draw(scores: mx.array, noise: mx.array) -> mx.array:

@@ -14,14 +14,10 @@ to the second. Two rules decide what is keyed by what (docs/speculative-acceptan
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from enum import Enum
-from functools import lru_cache
 
 import mlx.core as mx
 import numpy as np
-
-from mlxgen.sampling.fusion import Arrays, fused
 
 _WORD = 2**32
 _SMALLEST_UNIFORM = 2.0**-33
@@ -86,14 +82,5 @@ def gumbel(keys: mx.array, width: int) -> mx.array:
     and coarse near 1, and it is the large noise values that decide about unlikely tokens. The
     bounds keep the noise finite, so that a token of probability 0 never ties with others at -inf.
     """
-    (noise,) = _gumbel_of_width(width)(keys)
-    return noise
-
-
-@lru_cache(maxsize=16)
-def _gumbel_of_width(width: int) -> Callable[..., Arrays]:
-    def noise(keys: mx.array) -> Arrays:
-        u = mx.vmap(lambda key: mx.random.uniform(shape=(width,), key=key))(keys)
-        return (-mx.log(-mx.log1p(-mx.clip(u, _SMALLEST_UNIFORM, _LARGEST_UNIFORM))),)
-
-    return fused(noise)
+    u = mx.vmap(lambda key: mx.random.uniform(shape=(width,), key=key))(keys)
+    return -mx.log(-mx.log1p(-mx.clip(u, _SMALLEST_UNIFORM, _LARGEST_UNIFORM)))

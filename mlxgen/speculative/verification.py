@@ -5,9 +5,7 @@ Everything here stays on the device; the loop evaluates the result once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -15,7 +13,6 @@ import numpy as np
 
 from mlxgen.drafters.proposal import Proposal
 from mlxgen.sampling.chain import SamplerChain, log_probabilities, rows_are_usable
-from mlxgen.sampling.fusion import Arrays, fused
 from mlxgen.sampling.history import History
 from mlxgen.sampling.randomness import Randomness, Stream, gumbel, uniform
 from mlxgen.sampling.target_draw import draw_by_position
@@ -65,8 +62,6 @@ class Verifier:
         self._chain = chain
         self._randomness = randomness
         self._diagnostics = diagnostics
-        verify = verify_draft_block if rule is selection.BLOCK else verify_draft_tokens
-        self._judge = fused(partial(_judge, verify, chain.width))
 
     @property
     def wants_distribution(self) -> bool:
@@ -90,7 +85,7 @@ class Verifier:
             else:
                 log_p = log_probabilities(drawn.scores[:-1])
                 forms = _forms(log_p, proposal.log_q, proposal.ids)
-        verdict = Verdict(*_match_draft_tokens(proposal.ids, drawn.ids))
+        verdict = match_draft_tokens(proposal.ids, drawn.ids)
         return Verification(verdict, drawn.usable, forms)
 
     def _judge_by_distribution(
@@ -105,38 +100,19 @@ class Verifier:
         if chain.tosses_coins:
             coins = uniform(keys.round_keys(Stream.TARGET_COIN, round_start, offsets))
         scores = chain.scores(logits, history, proposal.ids, coins)
-        log_p, *verdict = self._judge(
-            scores.rows,
-            proposal.log_q,
-            proposal.ids,
-            keys.round_keys(Stream.ACCEPT, round_start, offsets[:-1]),
-            keys.round_keys(Stream.RESIDUAL, round_start, offsets),
-        )
+        log_p = log_probabilities(scores.rows)
+        uniforms = uniform(keys.round_keys(Stream.ACCEPT, round_start, offsets[:-1]))
+        residual_keys = keys.round_keys(Stream.RESIDUAL, round_start, offsets)
+
+        def noise_at(offset: mx.array) -> mx.array:
+            return gumbel(residual_keys[offset][None], chain.width)[0]
+
+        verify = verify_draft_block if self.rule is selection.BLOCK else verify_draft_tokens
+        verdict = verify(log_p, proposal.log_q, proposal.ids, uniforms, noise_at)
         forms = None
         if self._diagnostics:
             forms = _forms(log_p[:-1], proposal.log_q, proposal.ids)
-        return Verification(Verdict(*verdict), rows_are_usable(scores.tops), forms)
-
-
-def _judge(
-    verify: Callable[..., Verdict],
-    width: int,
-    scores: mx.array,
-    log_q: mx.array,
-    ids: mx.array,
-    accept_keys: mx.array,
-    residual_keys: mx.array,
-) -> Arrays:
-    """log_p of the target's rows, and the verdict of a rule that uses distributions."""
-    log_p = log_probabilities(scores)
-
-    def noise_at(offset: mx.array) -> mx.array:
-        return gumbel(residual_keys[offset][None], width)[0]
-
-    return log_p, *verify(log_p, log_q, ids, uniform(accept_keys), noise_at)
-
-
-_match_draft_tokens = fused(match_draft_tokens)
+        return Verification(verdict, rows_are_usable(scores.tops), forms)
 
 
 def _forms(log_p: mx.array, log_q: mx.array, ids: mx.array) -> FormArrays:
