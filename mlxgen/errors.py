@@ -66,7 +66,7 @@ class NonFiniteError(GenerationError):
     def __init__(self, role: str, step: int) -> None:
         super().__init__(
             f"the {role} model's logits are not usable at step {step} (NaN, infinity, or no token "
-            f"left): its weights may be damaged, or --logit-bias bans every token"
+            f"left): its weights or config.json may be damaged, or --logit-bias bans every token"
         )
         self.role = role
         self.step = step

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlxgen.cache.cached_model import CachedModel, as_ids
@@ -200,6 +200,7 @@ def stream_generate(
     """
     prompt_ids = encode_prompt(target.tokenizer, prompt) if isinstance(prompt, str) else [*prompt]
     _check_prompt(prompt_ids, target)
+    config = _within_positions(config, len(prompt_ids), target)
     generator = build_generator(
         target, config, draft=draft, memory=memory, prompt=prompt_ids, on_round=on_round
     )
@@ -300,7 +301,8 @@ def _build_drafter(
     draft_chain = chain
     if speculation.draft_temperature is not None:
         draft_chain = chain.with_config(config.sampling.for_draft(speculation.draft_temperature))
-    context = draft.checkpoint.declared_context_tokens
+    windows = (draft.checkpoint.declared_context_tokens, draft.position_rows)
+    context = min((window for window in windows if window is not None), default=None)
     model = DraftModel(cached, draft_chain, randomness, context_tokens=context)
     return model if lookup is None else LookupFirst(lookup, model)
 
@@ -308,13 +310,28 @@ def _build_drafter(
 def _check_prompt(prompt_ids: list[int], target: LoadedModel) -> None:
     if not prompt_ids:
         raise InputError("the prompt is empty: at least one token is needed")
-    rows = target.checkpoint.vocabulary_rows
+    rows = target.embedding_rows
     largest = max(prompt_ids)
     if min(prompt_ids) < 0 or (rows is not None and largest >= rows):
         raise InputError(
             f"the prompt holds token {largest}, and the model's embedding has ids 0 to "
             f"{(rows or 0) - 1}: tokenizer and weights do not belong together"
         )
+
+
+def _within_positions(
+    config: GenerationConfig, prompt_tokens: int, target: LoadedModel
+) -> GenerationConfig:
+    """End the text where the model's table of positions does, if it has one."""
+    rows = target.position_rows
+    if rows is None:
+        return config
+    if prompt_tokens >= rows:
+        raise InputError(
+            f"the prompt has {prompt_tokens} tokens, and this model has learned the positions of "
+            f"{rows} tokens, the reply's included: shorten it"
+        )
+    return replace(config, max_tokens=min(config.max_tokens, rows - prompt_tokens))
 
 
 def _newline_ids(target: LoadedModel) -> frozenset[int]:

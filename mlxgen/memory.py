@@ -51,7 +51,7 @@ def fresh_target(target: LoadedModel, config: CacheConfig) -> CachedModel:
 
 def fresh_draft(target: LoadedModel, draft: LoadedModel, config: CacheConfig) -> CachedModel:
     """A draft with empty caches, as wide as its target."""
-    width, rows = target.drawable_ids, draft.checkpoint.vocabulary_rows
+    width, rows = target.drawable_ids, draft.embedding_rows
     return CachedModel(
         draft.model,
         role="draft",

@@ -25,7 +25,7 @@ LAYERS: dict[str, set[str]] = {
     "drafters": {"cache", "config", "errors", "sampling"},
     "decoding": {"cache", "config", "errors", "sampling"},
     "speculative": {"cache", "config", "decoding", "drafters", "errors", "sampling"},
-    "text": {"errors"},
+    "text": {"backend", "errors"},
     "models": {"backend", "config", "errors"},
     "memory": {"cache", "config", "errors", "models", "sampling"},
     "prompt_cache": {"cache", "config", "errors", "memory", "models"},

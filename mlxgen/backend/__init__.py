@@ -1,1 +1,1 @@
-"""The machine below MLX: which BLAS its CPU backend multiplies with."""
+"""The machine below: which BLAS MLX's CPU backend multiplies with, CUDA graphs, calls within limits."""

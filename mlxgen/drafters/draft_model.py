@@ -51,7 +51,13 @@ class DraftModel:
         return self._is_past_context
 
     def prefill(self, prompt: IntArray) -> None:
-        """Take in all prompt tokens but the last, save those that the cache holds already."""
+        """Take in all prompt tokens but the last, save those that the cache holds already.
+
+        A prompt that fills the context window is left alone: nothing will be proposed behind it,
+        and a table of positions may end there.
+        """
+        if self._context_tokens is not None and len(prompt) >= self._context_tokens:
+            return
         self._model.prefill(prompt[self._model.cached_tokens : -1])
 
     def plan(self, history: History, k: int, limit: int) -> int:

@@ -13,6 +13,18 @@ from mlxgen.errors import ModelError
 
 FALLBACK_CONTEXT_TOKENS = 4096
 
+_LARGEST_SIZE = (1 << 31) - 1
+_MOST_LAYERS = 2_000
+# Zero of these would leave no model; of others some families have zero or none.
+_AT_LEAST_ONE = ("vocab_size", "hidden_size", "num_hidden_layers")
+_SIZES = {
+    **dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size"), _LARGEST_SIZE),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim"), _LARGEST_SIZE),
+    **dict.fromkeys(("n_embd", "n_head", "n_positions", "d_model"), _LARGEST_SIZE),
+    **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers"), _MOST_LAYERS),
+}
+"""What counts something in config.json, and its largest value that is not a mistake."""
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -30,7 +42,7 @@ class Checkpoint:
     @property
     def declared_context_tokens(self) -> int | None:
         """The context window, where the config names one."""
-        return self._positive("max_position_embeddings")
+        return self._positive("max_position_embeddings") or self._positive("n_positions")
 
     @property
     def context_tokens(self) -> int:
@@ -86,11 +98,36 @@ class Checkpoint:
 
 
 def read_checkpoint(path: Path, role: str) -> Checkpoint:
-    """Read a directory's config.json. Raises `ModelError` when it is missing or not an object."""
+    """Read a directory's config.json.
+
+    Raises `ModelError` when it is missing or not an object, or has sizes that no model has.
+    """
     file = path / "config.json"
     if not file.is_file():
         raise ModelError(f"the {role} model {path} has no config.json: not a model directory")
-    return Checkpoint(path, role, _read_object(file))
+    config = _read_object(file)
+    for source in (config, config.get("text_config")):
+        if isinstance(source, dict):
+            _check_sizes(source, role, file)
+    return Checkpoint(path, role, config)
+
+
+def _check_sizes(config: dict[str, Any], role: str, file: Path) -> None:
+    """mlx-lm builds what it is told to: a million layers as well as a fraction of one."""
+    for key, largest in _SIZES.items():
+        value = config.get(key)
+        # Some families have a size for each layer, or none.
+        if value is None or isinstance(value, list):
+            continue
+        smallest = 1 if key in _AT_LEAST_ONE else 0
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        if not is_number or not smallest <= value <= largest:
+            shown = str(value) if isinstance(value, int | float) else repr(value)
+            shown = shown if len(shown) <= 40 else shown[:37] + "..."
+            raise ModelError(
+                f"the {role} model's config.json says {key} = {shown}, where a whole number from "
+                f"{smallest} to {largest} is needed: {file} is damaged; fetch the model again"
+            )
 
 
 def _read_object(file: Path) -> dict[str, Any]:

@@ -7,19 +7,33 @@ products are several times slower there. Float32 products go to a faster BLAS wh
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
 from mlxgen.backend.blas import use_fast_blas
+from mlxgen.backend.cuda_graphs import keep_more_graphs
 from mlxgen.errors import MlxgenError, ModelError
 from mlxgen.models.checkpoint import Checkpoint, read_checkpoint
+from mlxgen.models.files import irregular_file, missing_shards
 from mlxgen.models.source import resolve_adapter, resolve_model
+from mlxgen.models.tables import check_masked_ids, position_rows, token_rows
 
 _LARGEST_SHARE_OF_MEMORY = 0.6
+_CURES = {
+    "model": "config.json and weights are damaged, incomplete, or not of a kind that mlx-lm can "
+    "run; fetch the model again or choose another",
+    "adapter": "--adapter needs one that was made for this model",
+    "tokenizer": "the tokenizer's files or config.json are damaged or missing; fetch the model "
+    "again",
+}
+"""For each stage of loading, what a failure means and what helps."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +54,20 @@ class LoadedModel:
     def drawable_ids(self) -> int:
         """Ids that can be drawn are below this: the tokenizer knows them and the head has a row."""
         known = max(self.vocabulary.values(), default=-1) + 1
-        rows = self.checkpoint.vocabulary_rows
+        rows = self.embedding_rows
         return known if rows is None else min(known, rows)
+
+    @cached_property
+    def embedding_rows(self) -> int | None:
+        """Ids that can be embedded are below this; looking up another would read wild memory."""
+        rows = token_rows(self.model)
+        return self.checkpoint.vocabulary_rows if rows is None else rows
+
+    @cached_property
+    def position_rows(self) -> int | None:
+        """Most tokens of a text, where positions are looked up in a table; None where they are
+        computed and any number will do."""
+        return position_rows(self.model)
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -86,28 +112,95 @@ def load_checkpoint(
     from mlx_lm import utils
 
     adapter_path = None if adapter is None else resolve_adapter(adapter)
+    _check_files(checkpoint, adapter_path, trust_remote_code)
+    keep_more_graphs()
+    stage = "model"
     try:
-        model, config = utils.load_model(
-            checkpoint.path, lazy=True, trust_remote_code=trust_remote_code
-        )
-        if adapter_path is not None:
-            model = utils.load_adapters(model, str(adapter_path))
-            model.eval()
-        if mx.default_device().type == mx.DeviceType.cpu:
-            model = _in_float32(model, checkpoint, warn)
-        mx.eval(model.parameters())
-        tokenizer = utils.load_tokenizer(
-            checkpoint.path,
-            {"trust_remote_code": True} if trust_remote_code else None,
-            eos_token_ids=config.get("eos_token_id"),
-        )
-    except (MlxgenError, KeyboardInterrupt):
+        with _without_advice():
+            model, _ = utils.load_model(
+                checkpoint.path, lazy=True, trust_remote_code=trust_remote_code
+            )
+            check_masked_ids(model)
+            if adapter_path is not None:
+                stage = "adapter"
+                model = utils.load_adapters(model, str(adapter_path))
+                model.eval()
+                stage = "model"
+            if mx.default_device().type == mx.DeviceType.cpu:
+                model = _in_float32(model, checkpoint, warn)
+            mx.eval(model.parameters())
+            stage = "tokenizer"
+            tokenizer = utils.load_tokenizer(
+                checkpoint.path,
+                # Left out, transformers asks on the terminal, and takes piped text for an answer.
+                {"trust_remote_code": trust_remote_code},
+                eos_token_ids=sorted(checkpoint.eos_ids) or None,
+            )
+            tokenizer.encode("a")
+            stage = "model"
+            _try_out(model)
+    except (MlxgenError, KeyboardInterrupt, GeneratorExit):
         raise
-    except (Exception, SystemExit) as error:  # a bad file or a model module can raise anything
+    except BaseException as error:  # a bad file, a model module, a panic in Rust: anything
+        with_adapter = f" with --adapter {adapter}" if stage == "adapter" else ""
         raise ModelError(
-            f"cannot load the {checkpoint.role} model from {checkpoint.path}: {one_line(error)}"
+            f"cannot load the {checkpoint.role} model from {checkpoint.path}{with_adapter}: "
+            f"{_reason(error, stage, checkpoint)}"
         ) from error
     return LoadedModel(model, tokenizer, checkpoint)
+
+
+def _check_files(checkpoint: Checkpoint, adapter: Path | None, trust_remote_code: bool) -> None:
+    """Refuse what must not even be opened: files that are none, and code nobody asked for."""
+    start = f"cannot load the {checkpoint.role} model from {checkpoint.path}: "
+    for directory in [checkpoint.path] if adapter is None else [checkpoint.path, adapter]:
+        if (name := irregular_file(directory)) is not None:
+            raise ModelError(f"{start}{directory / name} is no regular file; remove or replace it")
+    code = checkpoint.config.get("model_file")
+    if code is None:
+        return
+    if not trust_remote_code:
+        raise ModelError(
+            f"{start}it brings code of its own (model_file {code!r}), which runs only with "
+            f"--trust-remote-code"
+        )
+    if not isinstance(code, str) or Path(code).is_absolute() or ".." in Path(code).parts:
+        raise ModelError(f"{start}model_file {code!r} is not inside its directory")
+
+
+def _reason(error: BaseException, stage: str, checkpoint: Checkpoint) -> str:
+    reason = one_line(error)
+    if stage == "tokenizer" and "custom code" in reason:
+        return "its tokenizer brings code of its own, which runs only with --trust-remote-code"
+    if stage == "model" and (missing := missing_shards(checkpoint.path)):
+        reason = f"{', '.join(missing)} is missing, which its index names ({reason})"
+    return f"{reason} ({_CURES[stage]})"
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """Keep transformers from advising on stderr about config files; errors are raised."""
+    from transformers import utils
+
+    logging: Any = utils.logging
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    finally:
+        logging.set_verbosity(level)
+
+
+def _try_out(model: Any) -> None:
+    """Build the graph of a forward, computing nothing.
+
+    mlx-lm takes values of any type from the config files, and only their first use fails.
+    """
+    from mlx_lm.models.cache import make_prompt_cache
+
+    model(mx.array([[0]]), cache=make_prompt_cache(model))
 
 
 def _in_float32(model: Any, checkpoint: Checkpoint, warn: Callable[[str], None]) -> Any:
@@ -128,10 +221,11 @@ def _in_float32(model: Any, checkpoint: Checkpoint, warn: Callable[[str], None])
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type where it says nothing."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if not lines:
+    """An error's message as one line of at most 250 characters, or its type where it says
+    nothing."""
+    message = " ".join(str(error).split())
+    if not message:
         return type(error).__name__
     if isinstance(error, KeyError):
-        return f"missing key {lines[0]}"
-    return lines[0] if len(lines[0]) <= 300 else lines[0][:297] + "..."
+        return f"missing key {message}"
+    return message if len(message) <= 250 else message[:247] + "..."

@@ -16,7 +16,10 @@ def compare_vocabularies(target: Mapping[str, int], draft: Mapping[str, int]) ->
     target_tokens = {token_id: token for token, token_id in target.items()}
     draft_tokens = {token_id: token for token, token_id in draft.items()}
     shared_end = min(max(target_tokens, default=-1), max(draft_tokens, default=-1))
-    for token_id in range(shared_end + 1):
+    # Ids may lie far apart, so they are not counted through.
+    for token_id in sorted(target_tokens.keys() | draft_tokens.keys()):
+        if token_id > shared_end:
+            break
         ours, theirs = target_tokens.get(token_id), draft_tokens.get(token_id)
         if ours != theirs:
             raise PairError(

@@ -10,7 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mlxgen.backend.bounded import CallError, LimitError, call_bounded
 from mlxgen.errors import InputError
+
+TEMPLATE_SECONDS = 5.0
+_TEMPLATE_MEMORY_BYTES = 1 << 30
+_TEMPLATE_OWN_BYTES = 1 << 20
+_TEMPLATE_GROWTH = 16
 
 
 @dataclass(frozen=True)
@@ -74,32 +80,70 @@ def encode_messages(
 ) -> list[int]:
     """Token ids of a conversation that the assistant is to continue, through the chat template.
 
-    Raises `InputError` for a template that refuses.
+    A template comes with the model and is a program: it runs in transformers' sandbox, in a copy
+    of this process, within limits of time, memory and length. Raises `InputError` for a template
+    that refuses or goes beyond them.
     """
-    try:
+    said = [{"role": message.role, "content": message.content} for message in messages]
+    arguments = dict(template_args or {})
+
+    def render() -> str:
         rendered = tokenizer.apply_chat_template(
-            [{"role": message.role, "content": message.content} for message in messages],
-            tokenize=False,
-            add_generation_prompt=True,
-            **(template_args or {}),
+            said, tokenize=False, add_generation_prompt=True, **arguments
         )
-    except Exception as error:  # a template is a program: it may raise anything
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(
-            f"the model's chat template rejected the request: {reason}; --no-chat-template passes "
-            f"the prompt as it is"
-        ) from error
+        if not isinstance(rendered, str):
+            raise TypeError(f"it gives {type(rendered).__name__} and not a text")
+        return rendered
+
+    try:
+        rendered = call_bounded(
+            render,
+            seconds=TEMPLATE_SECONDS,
+            memory_bytes=_TEMPLATE_MEMORY_BYTES,
+            answer_bytes=_TEMPLATE_OWN_BYTES + _TEMPLATE_GROWTH * len(repr((said, arguments))),
+        )
+        rendered.encode()
+    except UnicodeEncodeError as error:
+        raise _template_error("rejected the request: it writes no valid text") from error
+    except LimitError as error:
+        raise _template_error(f"asks for too much: {error}") from error
+    except CallError as error:
+        reason = str(error).splitlines()[0]
+        raise _template_error(f"rejected the request: {reason}") from error
     # The template writes its own special tokens.
-    return _not_empty(tokenizer.encode(rendered, add_special_tokens=False))
+    return _encoded(tokenizer, rendered, adds_special_tokens=False)
+
+
+def _template_error(what: str) -> InputError:
+    return InputError(
+        f"the model's chat template {what}; --no-chat-template passes the prompt as it is"
+    )
 
 
 def encode_text(tokenizer: Any, text: str) -> list[int]:
     """Token ids of a text as it is, with the special tokens that the tokenizer adds by itself."""
     starts_itself = bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
-    return _not_empty(tokenizer.encode(text, add_special_tokens=not starts_itself))
+    return _encoded(tokenizer, text, adds_special_tokens=not starts_itself)
 
 
-def _not_empty(ids: Sequence[int]) -> list[int]:
+def _encoded(tokenizer: Any, text: str, *, adds_special_tokens: bool) -> list[int]:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        # Half of a surrogate pair, from an argument that was not UTF-8 or from a template.
+        raise InputError("the prompt is not UTF-8 text") from error
+    ids: Sequence[int]
+    try:
+        # Not verbose: how long a prompt may be is said elsewhere, in the model's own terms.
+        ids = tokenizer.encode(text, add_special_tokens=adds_special_tokens, verbose=False)
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # a tokenizer runs its file's patterns, and Rust may panic
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(
+            f"the model's tokenizer fails on this prompt: {reason}; its tokenizer.json may be "
+            f"damaged: fetch the model again"
+        ) from error
     if not ids:
         raise InputError("the prompt holds nothing that this model's tokenizer can represent")
     return [int(i) for i in ids]
