@@ -12,7 +12,7 @@ endif
 COMMA := ,
 EXTRAS := $(if $(EXTRA),$(EXTRA)$(COMMA)dev,dev)
 
-.PHONY: help demo test check format pair docs clean
+.PHONY: help demo test check format pair docs bench clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile
@@ -39,6 +39,10 @@ pair: $(INSTALLED)  ## Fetch the default pair's target, once
 docs: $(INSTALLED)  ## Regenerate docs/cli.md and docs/model-families.md from the program
 	$(BIN)/python scripts/write_cli_docs.py
 	$(BIN)/python scripts/write_family_docs.py
+
+bench: $(INSTALLED) pair  ## Measure rounds against their floor, and commands against mlx-lm
+	$(BIN)/python scripts/benchmark_rounds.py
+	$(BIN)/python scripts/benchmark_commands.py
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import typer
+from generated_page import write_or_check
 from typer.cli import get_docs_for_click
 
 from mlxgen.cli.app import app
@@ -30,18 +31,5 @@ def cli_markdown() -> str:
     return _HEADER + body.rstrip() + "\n" + _FOOTER
 
 
-def main() -> int:
-    """Write or check the page; returns the exit code."""
-    text = cli_markdown()
-    if "--check" in sys.argv[1:]:
-        if not TARGET.is_file() or TARGET.read_text(encoding="utf-8") != text:
-            print(f"{TARGET} is out of date: run `make docs`", file=sys.stderr)
-            return 1
-        return 0
-    TARGET.write_text(text, encoding="utf-8")
-    print(f"wrote {TARGET}", file=sys.stderr)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(TARGET, cli_markdown()))

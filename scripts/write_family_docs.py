@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from generated_page import write_or_check
 from mlx_lm.models.cache import CacheList
 from mlx_lm.utils import MODEL_REMAPPING
 
@@ -145,18 +146,5 @@ def _cached(model: Any, config: CacheConfig | None = None) -> CachedModel:
     return CachedModel(model, role="target", width=VOCABULARY, config=config)
 
 
-def main() -> int:
-    """Write or check the page; returns the exit code."""
-    text = family_markdown()
-    if "--check" in sys.argv[1:]:
-        if not TARGET.is_file() or TARGET.read_text(encoding="utf-8") != text:
-            print(f"{TARGET} is out of date: run `make docs`", file=sys.stderr)
-            return 1
-        return 0
-    TARGET.write_text(text, encoding="utf-8")
-    print(f"wrote {TARGET}", file=sys.stderr)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(TARGET, family_markdown()))
