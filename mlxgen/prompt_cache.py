@@ -151,8 +151,6 @@ class PromptCache:
 
     def _read_contents(self) -> dict[str, Any]:
         contents = self._contents_of(self._read_header())
-        if contents.get("format") != _FORMAT:
-            raise self._error("was written by another version of mlxgen; delete it or use another")
         if contents["target"]["model"] != self.target:
             raise self._error(
                 "was written for another model, or the model's files have changed since; delete "
@@ -181,12 +179,15 @@ class PromptCache:
                 header = json.loads(file.read(length))
             if not isinstance(header, dict):
                 raise self._foreign()
-            ends = [entry["data_offsets"][1] for name, entry in header.items() if name[:2] != "__"]
+            end = max(
+                (entry["data_offsets"][1] for name, entry in header.items() if name[:2] != "__"),
+                default=0,
+            )
         except OSError as error:
             raise self._error(f"cannot be read: {error.strerror or error}") from error
         except (ValueError, RecursionError, KeyError, TypeError, IndexError) as error:
             raise self._foreign() from error
-        if max(ends, default=0) != size - _LENGTH_BYTES - length:
+        if end != size - _LENGTH_BYTES - length:
             raise self._damaged("its end is missing")
         return header
 
@@ -195,10 +196,16 @@ class PromptCache:
         if not isinstance(own, dict) or not isinstance(own.get(_CONTENTS), str):
             raise self._foreign()
         text = own[_CONTENTS]
-        if own.get(_CHECKSUM) != str(zlib.crc32(text.encode())):
+        if own.get(_CHECKSUM) != str(zlib.crc32(text.encode("utf-8", "surrogatepass"))):
             raise self._damaged("its description has changed since it was written")
-        contents: dict[str, Any] = json.loads(text)
-        return contents
+        try:
+            contents: dict[str, Any] = json.loads(text)
+            if contents["format"] == _FORMAT:
+                # What this version has described and nobody has changed is whole.
+                return contents
+        except (ValueError, RecursionError, KeyError, TypeError) as error:
+            raise self._foreign() from error
+        raise self._error("was written by another version of mlxgen; delete it or use another")
 
     def _kv_options(self) -> dict[str, int | None]:
         bits = self.config.kv_bits

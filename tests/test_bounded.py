@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -93,3 +94,10 @@ def test_an_interrupt_while_waiting_leaves_no_process_behind() -> None:
         signal.signal(signal.SIGALRM, before)
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
+
+
+def test_no_garbage_is_collected_in_the_copy() -> None:
+    """It might free an array of MLX and wait for a lock for ever; here collecting goes on."""
+    assert gc.isenabled()
+    assert bounded(lambda: str(gc.isenabled())) == "False"
+    assert gc.isenabled()

@@ -1,1 +1,1 @@
-"""The machine below: which BLAS MLX's CPU backend multiplies with, CUDA graphs, calls within limits."""
+"""The machine below: the BLAS of MLX's CPU backend, its CUDA graphs, calls within limits."""

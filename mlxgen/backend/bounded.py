@@ -7,6 +7,7 @@ any call, also one that the interpreter does not come back from, and what it all
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
 import select
@@ -36,10 +37,7 @@ def call_bounded(
     here, and it must not use MLX, whose threads are not copied. Raises `LimitError` or `CallError`.
     """
     reading, writing = os.pipe()
-    with warnings.catch_warnings():
-        # Python warns of the threads; the copy only ever runs this one.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
+    child = _fork()
     if child == 0:
         _answer(function, writing, memory_bytes)
     os.close(writing)
@@ -56,6 +54,23 @@ def call_bounded(
     if answer[:1] == b"!":
         raise CallError(text)
     raise LimitError(f"it takes more than {memory_bytes >> 20} MB of memory")
+
+
+def _fork() -> int:
+    """As `os.fork`; in the copy, garbage is not collected any more.
+
+    A collection might free an array of MLX, and wait for a lock that one of MLX's threads held when
+    the copy was made and that nobody will ever release there.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    with warnings.catch_warnings():
+        # Python warns of the threads; the copy only ever runs this one.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child and collects:
+        gc.enable()
+    return child
 
 
 def _read(reading: int, deadline_s: float, seconds: float, answer_bytes: int) -> bytes:

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlxgen import __version__
@@ -16,6 +15,7 @@ from mlxgen.cli.logs import configure_logging
 from mlxgen.cli.options import parse_draft_tokens, parse_seed
 from mlxgen.cli.outcome import PROGRAM
 from mlxgen.cli.pair import PairChoice, choose_pair, load_pair
+from mlxgen.cli.prompt_length import check_prompt_length
 from mlxgen.cli.streams import Mode, Streams
 from mlxgen.config import MAX_SEED, GenerationConfig, SamplingConfig, SpeculationConfig
 from mlxgen.errors import ExitCode, OptionError
@@ -27,6 +27,7 @@ from mlxgen.experiment.records import RunRecord
 from mlxgen.experiment.setting import this_machine
 from mlxgen.models import default_pair
 from mlxgen.models.identity import fingerprint
+from mlxgen.models.source import expand_home
 
 if TYPE_CHECKING:
     from mlxgen.models.loading import LoadedModel
@@ -199,7 +200,7 @@ def _experiment(
 def _check_writable(option: str, file: str | None) -> None:
     if file is None:
         return
-    path = Path(file).expanduser()
+    path = expand_home(file)
     if path.is_dir():
         raise OptionError(f"{option} {file}: is a directory")
     if not path.parent.is_dir():
@@ -247,6 +248,8 @@ def _make_runs(
     from mlxgen.experiment.running import encode_prompts, make_runs
 
     prompt_ids = encode_prompts(target, experiment.prompts, use_template=experiment.use_template)
+    for prompt, ids in zip(experiment.prompts, prompt_ids, strict=True):
+        check_prompt_length(len(ids), target.checkpoint, f"prompt {prompt.id!r}")
     longest = max(map(len, prompt_ids)) + experiment.arms[0].config.max_tokens
     for role, model in (("target", target), ("draft", draft)):
         window = None if model is None else model.checkpoint.declared_context_tokens
@@ -327,7 +330,7 @@ def _report(
     )
     for file, write in outputs:
         if file is not None and report.comparison.complete:
-            path = Path(file).expanduser()
+            path = expand_home(file)
             try:
                 path.write_text(write(report), encoding="utf-8")
             except OSError as error:

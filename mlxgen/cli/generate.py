@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from mlxgen.cli.logs import configure_logging
 from mlxgen.cli.options import GenerateOptions, parse_seed, parse_template_args
 from mlxgen.cli.pair import PairChoice, choose_pair, load_pair
+from mlxgen.cli.prompt_length import check_prompt_length
 from mlxgen.cli.prompt_source import asks_for_chat, read_prompt
 from mlxgen.cli.streams import Mode, Streams
 from mlxgen.config import MAX_KV_SIZE_WITH_DRAFT, GenerationConfig
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from mlxgen.models.loading import LoadedModel
 
 _UNLIMITED = -1
-_LONGEST_PROMPT_WINDOWS = 2
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def _one_shot(
         template_args=parse_template_args(options.chat_template_args),
     )
     checkpoint = plan.pair.target
-    _check_length(len(prompt_ids), checkpoint)
+    check_prompt_length(len(prompt_ids), checkpoint)
     limit = _max_tokens(options.max_tokens, len(prompt_ids), checkpoint, streams)
     config = replace(plan.config, max_tokens=limit)
     _note_draft_context(plan.pair, len(prompt_ids) + config.max_tokens, streams)
@@ -280,17 +280,6 @@ def _extra_eos_ids(tokens: list[str], target: LoadedModel) -> tuple[int, ...]:
             )
         ids.append(token_id)
     return tuple(ids)
-
-
-def _check_length(prompt_tokens: int, target: Checkpoint) -> None:
-    """Refuse a prompt that is a mistake: far behind its window a model writes nonsense, after a
-    prefill that may take hours."""
-    window = target.declared_context_tokens
-    if window is not None and prompt_tokens > _LONGEST_PROMPT_WINDOWS * window:
-        raise InputError(
-            f"the prompt has {prompt_tokens} tokens, more than twice the model's context window of "
-            f"{window}: shorten it"
-        )
 
 
 def _max_tokens(requested: int, prompt_tokens: int, target: Checkpoint, streams: Streams) -> int:

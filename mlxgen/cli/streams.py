@@ -27,6 +27,11 @@ def printable(text: str) -> str:
     return text.translate(_CONTROLS)
 
 
+def _line(message: str) -> str:
+    """A message as one line: it may quote the name of a file, which can hold anything."""
+    return printable(message.replace("\n", " "))
+
+
 class Mode(Enum):
     """How a run is printed."""
 
@@ -54,11 +59,11 @@ class Streams:
     def note(self, message: str) -> None:
         """Tell what is going on."""
         if self._mode is not Mode.QUIET:
-            print(message, file=self._err, flush=True)
+            print(_line(message), file=self._err, flush=True)
 
     def warn(self, message: str) -> None:
         """Tell what the user should know even when quiet."""
-        print(f"warning: {message}", file=self._err, flush=True)
+        print(f"warning: {_line(message)}", file=self._err, flush=True)
 
     def text(self, piece: str, from_draft: bool) -> None:
         """Write a piece of the model's text as soon as it is final."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from mlxgen.cli.logs import configure_logging
 from mlxgen.cli.options import parse_seed
 from mlxgen.cli.pair import choose_pair, load_pair
+from mlxgen.cli.prompt_length import check_prompt_length
 from mlxgen.cli.streams import Mode, Streams
 from mlxgen.config import GenerationConfig, SamplingConfig, SpeculationConfig
 from mlxgen.errors import ExitCode, OptionError
@@ -61,11 +62,14 @@ def run_verify(options: VerifyOptions) -> ExitCode:
     assert draft is not None
     from mlxgen.audit.checks import device_name, run_checks
     from mlxgen.report.audit import audit_document, verdict_line
+    from mlxgen.text.prompt import encode_prompt
 
     def progress(step: str) -> None:
         streams.note(f"Checking {step}...")
 
     prompts = options.prompt or list(DEFAULT_PROMPTS)
+    for prompt in prompts:
+        check_prompt_length(len(encode_prompt(target.tokenizer, prompt)), choice.target)
     results = list(run_checks(target, draft, prompts, config, progress))
     streams.checks([(result.name, result.passed, result.detail) for result in results])
     seconds = time.perf_counter() - started_s

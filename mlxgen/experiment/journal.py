@@ -12,12 +12,12 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from mlxgen.errors import InputError
 from mlxgen.experiment.plan import Experiment
 from mlxgen.experiment.records import RunRecord
+from mlxgen.models.source import expand_home
 
 _FORMAT = "mlxgen compare 1"
 
@@ -42,7 +42,7 @@ def open_journal(file: str, experiment: Experiment) -> Iterator[Journal]:
     cannot be read, or is being written by another process. A last line that was cut short is
     dropped.
     """
-    path = Path(file).expanduser()
+    path = expand_home(file)
     try:
         stream = path.open("a+b", buffering=0)
     except OSError as error:
@@ -73,11 +73,14 @@ def _read(file: str, stream: io.FileIO, experiment: Experiment) -> list[RunRecor
     first, *lines = data.split(b"\n")
     _check_header(file, first, header)
     cut = lines.pop() if lines else b""
+    planned = set(experiment.schedule())
     records: dict[object, RunRecord] = {}
     for number, line in enumerate(lines, start=2):
         try:
             record = RunRecord.from_json(json.loads(line))
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            if record.key not in planned:
+                raise ValueError("a run that is not planned")
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise InputError(
                 f"--resume {file}, line {number}: not a run of a comparison"
             ) from error

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from mlxgen.speculative.loop import Round
 
 _TIMES = ("prefill_ms", "decode_ms")
+_LARGEST = 1e15
+"""No number of a run comes near it, and sums of such numbers are exact enough."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +67,10 @@ class RunRecord:
 
     @classmethod
     def from_json(cls, line: dict[str, Any]) -> RunRecord:
-        """The record of a journal's line. Raises `KeyError`, `TypeError` or `ValueError`."""
+        """The record of a journal's line.
+
+        Raises `KeyError`, `TypeError`, `ValueError` or `OverflowError`.
+        """
         line = dict(line)
         place = (int(line.pop(name)) for name in ("arm", "prompt", "seed"))
         key = RunKey(Phase(line.pop("phase")), *place)
@@ -73,7 +78,26 @@ class RunRecord:
         line.pop("timing")
         for name in ("tested_by_offset", "accepted_by_offset"):
             line[name] = tuple(int(count) for count in line[name])
-        return cls(key=key, **line, **times)
+        record = cls(key=key, **line, **times)
+        record._check()
+        return record
+
+    def _check(self) -> None:
+        """Raises `TypeError` or `ValueError` for a value that no run has."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type == "str":
+                if not (isinstance(value, str) and value.isascii() and value.isprintable()):
+                    raise TypeError(f"{field.name} is no name or digest")
+            elif field.name != "key":
+                _check_numbers(value if isinstance(value, tuple) else (value,), field.type)
+
+
+def _check_numbers(values: tuple[Any, ...], kind: object) -> None:
+    for value in values:
+        is_fitting = isinstance(value, int | float if kind == "float" else int)
+        if not (is_fitting and 0 <= value <= _LARGEST):
+            raise ValueError(f"{value} is no count, sum or time")
 
 
 class RoundCounter:

@@ -79,7 +79,8 @@ class LoadedModel:
         """The id of a token given by its string or as a number, or None."""
         if text in self.vocabulary:
             return self.vocabulary[text]
-        is_number = text.isascii() and text.isdigit()
+        # Python reads no number of thousands of digits.
+        is_number = text.isascii() and text.isdigit() and len(text) < 20
         return int(text) if is_number and int(text) < self.drawable_ids else None
 
 

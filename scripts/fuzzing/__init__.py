@@ -1,0 +1,1 @@
+"""The parts of scripts/fuzz_readers.py: mutations, cases, and running one in a child process."""
