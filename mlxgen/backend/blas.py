@@ -90,7 +90,7 @@ def _choose(setting: str) -> BlasChoice:
 def _named_library(path: str) -> Any:
     try:
         return ctypes.CDLL(str(Path(path).expanduser()), mode=ctypes.RTLD_GLOBAL)[_FUNCTION]
-    except (OSError, AttributeError) as error:
+    except (OSError, AttributeError, RuntimeError, ValueError) as error:
         raise OptionError(
             f"{VARIABLE} must be off or the path of a library with {_FUNCTION}: {error}"
         ) from error

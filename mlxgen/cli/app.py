@@ -9,6 +9,7 @@ import typer
 
 from mlxgen import __version__
 from mlxgen.cli import compare as comparing
+from mlxgen.cli.dependent_options import check_dependent_options
 from mlxgen.cli.generate import run_generate
 from mlxgen.cli.options import GenerateOptions
 from mlxgen.cli.outcome import PROGRAM, run
@@ -58,8 +59,15 @@ def callback(
     """Generate text with MLX models, with speculative decoding that is lossless and shows it."""
 
 
+def _given(context: typer.Context) -> set[str]:
+    """The parameters that stand on the command line."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+
+
 @app.command()
 def generate(
+    context: typer.Context,
     model: Annotated[
         str | None,
         typer.Option(
@@ -507,6 +515,7 @@ def generate(
     follow the text; the line [Speculative acceptance] says which acceptance rule ran and how it
     did.
     """
+    check_dependent_options(_given(context))
     return run_generate(
         GenerateOptions(
             model=model,

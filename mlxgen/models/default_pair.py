@@ -16,7 +16,8 @@ MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_
 def cache_directory() -> Path:
     """`$MLXGEN_CACHE`, else `mlxgen` in the user's cache directory."""
     if chosen := os.environ.get("MLXGEN_CACHE"):
-        return Path(chosen).expanduser()
+        # Path.expanduser raises for an unknown user.
+        return Path(os.path.expanduser(chosen))  # noqa: PTH111
     if xdg := os.environ.get("XDG_CACHE_HOME"):
         return Path(xdg) / "mlxgen"
     return Path.home() / ".cache" / "mlxgen"

@@ -432,6 +432,8 @@ def test_every_option_has_a_row_and_every_row_an_option(command: str) -> None:
 def test_names_of_an_option_mean_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """`-t`, `--temp` and `--temperature`, `-m` and `--model`, ..."""
     given: list[Any] = []
+    # Some are refused alone, whatever they are called.
+    monkeypatch.setattr("mlxgen.cli.app.check_dependent_options", lambda given: None)
     for command in ROWS:
         owner = "cli.compare" if command == "compare" else "cli.app"
         monkeypatch.setattr(f"mlxgen.{owner}.run_{command}", given.append)
