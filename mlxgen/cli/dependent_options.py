@@ -15,7 +15,7 @@ NEEDS = {
     "dry_penalty_last_n": "dry_multiplier",
     "dry_sequence_breaker": "dry_multiplier",
 }
-"""By parameter name. Not `repeat_last_n`: a model's generation_config.json may bring its penalty."""
+"""By parameter name. Not `repeat_last_n`: generation_config.json may bring its penalty."""
 
 
 def check_dependent_options(given: Collection[str]) -> None:
