@@ -7,7 +7,8 @@ INSTALLED := $(VENV)/.installed
 # mlx's CPU and CUDA wheels own the same file, so Linux needs one named; macOS brings Metal itself.
 ifeq ($(shell uname -s),Linux)
 CUDA_MAJOR := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA Version: \([0-9]*\).*/\1/p')
-EXTRA ?= $(if $(CUDA_MAJOR),cuda$(CUDA_MAJOR),cpu)
+# A newer driver runs what was built for an older CUDA.
+EXTRA ?= $(if $(filter 12,$(CUDA_MAJOR)),cuda12,$(if $(filter 13 14 15,$(CUDA_MAJOR)),cuda13,cpu))
 endif
 COMMA := ,
 EXTRAS := $(if $(EXTRA),$(EXTRA)$(COMMA)dev,dev)

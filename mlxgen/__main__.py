@@ -6,6 +6,7 @@ import sys
 
 def main() -> int:
     """Run the command line; returns the exit code. Ctrl-C ends it in one line from here on."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         # Importing takes long enough to be interrupted.
         from mlxgen.cli.app import main as command

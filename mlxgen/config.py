@@ -38,6 +38,10 @@ def _check(holds: bool, option: str, value: object, allowed: str) -> None:
         raise OptionError(f"{option} must be {allowed}, not {value}")
 
 
+LARGEST_FACTOR = 1e30
+"""No logit, bias or factor beyond it: what float32 makes of their products stays finite."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
     """How a row of logits becomes a distribution. One configuration serves target and draft.
@@ -70,17 +74,19 @@ class SamplingConfig:
     order: tuple[str, ...] = FILTER_NAMES
 
     def __post_init__(self) -> None:
-        def finite(value: float) -> bool:
-            return math.isfinite(value)
-
         t = self.temperature
-        _check(finite(t) and t >= 0, "--temp", t, "a finite number of at least 0")
+        _check(math.isfinite(t) and t >= 0, "--temp", t, "a finite number of at least 0")
         _check(self.top_k >= 0, "--top-k", self.top_k, "0 (off) or more")
         _check(0 <= self.top_p <= 1, "--top-p", self.top_p, "between 0 and 1")
         _check(0 <= self.min_p <= 1, "--min-p", self.min_p, "between 0 and 1")
         _check(0 < self.typical_p <= 1, "--typical-p", self.typical_p, "above 0, at most 1")
         sigma = self.top_n_sigma
-        _check(finite(sigma) and sigma >= 0, "--top-n-sigma", sigma, "0 (off) or more")
+        _check(
+            0 <= sigma <= LARGEST_FACTOR,
+            "--top-n-sigma",
+            sigma,
+            f"between 0 (off) and {LARGEST_FACTOR:g}",
+        )
         _check(
             0 <= self.xtc_probability <= 1,
             "--xtc-probability",
@@ -95,25 +101,33 @@ class SamplingConfig:
         )
         penalty = self.repetition_penalty
         _check(
-            finite(penalty) and penalty > 0, "--repetition-penalty", penalty, "above 0 (1 is off)"
+            1 / LARGEST_FACTOR <= penalty <= LARGEST_FACTOR,
+            "--repetition-penalty",
+            penalty,
+            f"above 0 (1 is off), between {1 / LARGEST_FACTOR:g} and {LARGEST_FACTOR:g}",
         )
         _check(self.repeat_last_n >= -1, "--repeat-last-n", self.repeat_last_n, "-1 (all) or more")
         for option, value in (
             ("--frequency-penalty", self.frequency_penalty),
             ("--presence-penalty", self.presence_penalty),
         ):
-            _check(finite(value), option, value, "a finite number")
+            _check(
+                abs(value) <= LARGEST_FACTOR,
+                option,
+                value,
+                f"a finite number, at most {LARGEST_FACTOR:g} either way",
+            )
         _check(
-            finite(self.dry_multiplier) and self.dry_multiplier >= 0,
+            0 <= self.dry_multiplier <= LARGEST_FACTOR,
             "--dry-multiplier",
             self.dry_multiplier,
-            "0 (off) or more",
+            f"between 0 (off) and {LARGEST_FACTOR:g}",
         )
         _check(
-            finite(self.dry_base) and self.dry_base >= 1,
+            1 <= self.dry_base <= LARGEST_FACTOR,
             "--dry-base",
             self.dry_base,
-            "at least 1",
+            f"at least 1, at most {LARGEST_FACTOR:g}",
         )
         _check(
             self.dry_allowed_length >= 1,
@@ -134,9 +148,11 @@ class SamplingConfig:
         seen: set[int] = set()
         for token, value in self.logit_bias:
             _check(token >= 0, "--logit-bias", f"{token}:{value}", "ID:VALUE with an ID from 0")
-            usable = not math.isnan(value) and value != math.inf
             _check(
-                usable, "--logit-bias", f"{token}:{value}", "ID:VALUE with a finite VALUE or -inf"
+                abs(value) <= LARGEST_FACTOR or value == -math.inf,
+                "--logit-bias",
+                f"{token}:{value}",
+                f"ID:VALUE with a finite VALUE or -inf, at most {LARGEST_FACTOR:g} either way",
             )
             if token in seen:
                 raise OptionError(f"--logit-bias names token {token} twice; give it once")
@@ -309,5 +325,17 @@ class GenerationConfig:
                 "--draft-temp above 0 does nothing but lower acceptance when the target is greedy: "
                 "drop it, or set --temp"
             )
+        changes_temperature = self.speculation.draft_temperature not in (
+            None,
+            self.sampling.temperature,
+            0.0,
+            1.0,
+        )
+        if changes_temperature and "temperature" not in self.sampling.order:
+            raise OptionError(
+                "--draft-temp is set but --samplers leaves out temperature; add it there"
+            )
+        if isinstance(self.stop, str):
+            raise OptionError("--stop: a sequence of texts is needed, not one text")
         if any(not text for text in self.stop):
             raise OptionError("--stop needs a text; an empty one would stop at once")

@@ -24,7 +24,7 @@ from mlxgen.drafters.draft_model import DraftModel
 from mlxgen.drafters.lookup_first import LookupFirst
 from mlxgen.drafters.prompt_lookup import PromptLookup
 from mlxgen.drafters.proposal import Drafter
-from mlxgen.errors import InputError, OptionError
+from mlxgen.errors import GenerationError, InputError, OptionError
 from mlxgen.memory import Memory, fresh_draft, fresh_target
 from mlxgen.models.loading import LoadedModel
 from mlxgen.models.vocabulary import compare_vocabularies
@@ -112,10 +112,13 @@ class GenerationStream:
         self._stops = StopStrings(config.stop)
         self._tokens: list[Token] = []
         self._text: list[str] = []
-        self._is_complete = False
+        self._is_complete = self._is_begun = False
         self._started_s = self._prefilled_s = self._ended_s = 0.0
 
     def __iter__(self) -> Generator[TextPiece, None, None]:
+        if self._is_begun:
+            raise GenerationError("a stream can be read once: start another with stream_generate")
+        self._is_begun = True
         self._started_s = self._prefilled_s = self._ended_s = time.perf_counter()
         try:
             self._generator.prefill(self._prompt_ids)
@@ -311,10 +314,11 @@ def _check_prompt(prompt_ids: list[int], target: LoadedModel) -> None:
     if not prompt_ids:
         raise InputError("the prompt is empty: at least one token is needed")
     rows = target.embedding_rows
-    largest = max(prompt_ids)
-    if min(prompt_ids) < 0 or (rows is not None and largest >= rows):
+    smallest, largest = min(prompt_ids), max(prompt_ids)
+    if smallest < 0 or (rows is not None and largest >= rows):
         raise InputError(
-            f"the prompt holds token {largest}, and the model's embedding has ids 0 to "
+            f"the prompt holds token {smallest if smallest < 0 else largest}, and the model's "
+            f"embedding has ids 0 to "
             f"{(rows or 0) - 1}: tokenizer and weights do not belong together"
         )
 

@@ -23,6 +23,7 @@ from mlxgen.cache.cached_model import CachedModel
 from mlxgen.config import GenerationConfig, SamplingConfig, SpeculationConfig
 from mlxgen.decoding.plain import PlainGenerator
 from mlxgen.decoding.tokens import FinishReason, Token
+from mlxgen.errors import GenerationError
 from mlxgen.generation import generate, stream_generate
 from mlxgen.memory import Memory
 from mlxgen.models.loading import LoadedModel
@@ -330,6 +331,19 @@ def one_turn(
     except KeyboardInterrupt:
         pass
     return stream.result.token_ids
+
+
+@pytest.mark.parametrize("taken", [0, 1, 99])
+def test_a_stream_is_read_once(loaded: LoadedPair, taken: int) -> None:
+    config = GenerationConfig(max_tokens=12)
+    stream = stream_generate(loaded.target, list(PROMPT), config, draft=loaded.draft)
+    with closing(iter(stream)) as pieces:
+        for _ in zip(range(taken + 1), pieces, strict=False):
+            pass
+    tokens = stream.result.token_ids
+    with pytest.raises(GenerationError, match="read once"):
+        next(iter(stream))
+    assert stream.result.token_ids == tokens
 
 
 def lines_of_a_turn(loaded: LoadedPair, config: GenerationConfig) -> int:

@@ -164,6 +164,13 @@ def test_tiny_temperature_leaves_only_the_top_token(value: float) -> None:
     np.testing.assert_array_equal(np.array(mx.softmax(row, axis=-1)), [[0, 1, 0, 0]])
 
 
+@pytest.mark.parametrize("value", [1e30, 1e46, 1e300])
+def test_a_huge_temperature_is_flat_and_spares_what_is_banned(value: float) -> None:
+    row = filters.temperature(scores_of([[1.0, 3.0, -np.inf, 0.0]]), value)
+    probabilities = np.array(mx.softmax(row, axis=-1))[0]
+    np.testing.assert_allclose(probabilities, [1 / 3, 1 / 3, 0, 1 / 3], atol=1e-6)
+
+
 @pytest.mark.parametrize("p", [0.0, 1e-8])
 def test_tiny_top_p_keeps_the_top_token(p: float) -> None:
     kept = np.isfinite(np.array(filters.top_p(scores_of([[0.5, 2.0, 1.9, -np.inf]]), p)))

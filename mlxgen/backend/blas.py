@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 import sys
 from dataclasses import dataclass
 from importlib import util
@@ -64,7 +65,10 @@ def _choose(setting: str) -> BlasChoice:
         return BlasChoice(False, "MLX's own (only the Linux CPU backend needs another)")
     if setting.lower() == "off":
         return BlasChoice(False, f"MLX's own ({VARIABLE}=off)")
-    slots = import_slots(_MLX_LIBRARY, _FUNCTION)
+    try:
+        slots = import_slots(_MLX_LIBRARY, _FUNCTION)
+    except (OSError, ValueError, struct.error) as error:
+        return BlasChoice(False, f"MLX's own (its library cannot be read: {error})")
     if not slots:
         return BlasChoice(False, "MLX's own (its library does not import a replaceable one)")
     if setting:
@@ -103,11 +107,11 @@ def _scipy_openblas() -> tuple[Any, str] | None:
         return None
     folder = Path(package.origin).parent.parent / "scipy.libs"
     for file in sorted(folder.glob("libscipy_openblas-*.so")):
-        library = ctypes.CDLL(str(file))
         try:
+            library = ctypes.CDLL(str(file))
             product, set_threads = library.scipy_cblas_sgemm, library.scipy_openblas_set_num_threads
             describe = library.scipy_openblas_get_config
-        except AttributeError:
+        except (AttributeError, OSError):
             continue
         threads = _threads()
         set_threads(threads)

@@ -35,7 +35,7 @@ class Mapping:
 def mappings() -> list[Mapping]:
     """The file-backed memory of this process."""
     found = []
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    for line in Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines():
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and fields[5].startswith("/"):
             start, end = (int(address, 16) for address in fields[0].split("-"))

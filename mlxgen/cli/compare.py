@@ -18,7 +18,7 @@ from mlxgen.cli.pair import PairChoice, choose_pair, load_pair
 from mlxgen.cli.prompt_length import check_prompt_length
 from mlxgen.cli.streams import Mode, Streams
 from mlxgen.config import MAX_SEED, GenerationConfig, SamplingConfig, SpeculationConfig
-from mlxgen.errors import ExitCode, OptionError
+from mlxgen.errors import ExitCode, GenerationError, OptionError
 from mlxgen.experiment.arms import Arm, parse_arms
 from mlxgen.experiment.journal import Journal, open_journal
 from mlxgen.experiment.plan import Experiment, RunKey
@@ -328,16 +328,19 @@ def _report(
         (options.svg, picture),
         (options.html, page),
     )
+    # First what cannot be had again without hours of runs.
+    streams.document(report.document())
+    unwritten = []
     for file, write in outputs:
         if file is not None and report.comparison.complete:
-            path = expand_home(file)
             try:
-                path.write_text(write(report), encoding="utf-8")
+                expand_home(file).write_text(write(report), encoding="utf-8")
             except OSError as error:
-                streams.warn(f"cannot write {file}: {error.strerror or error}")
-                raise
-            streams.note(f"wrote {file}")
-    streams.document(report.document())
+                unwritten.append(f"{file}: {error.strerror or error}")
+            else:
+                streams.note(f"wrote {file}")
+    if unwritten:
+        raise GenerationError(f"cannot write {', '.join(unwritten)}")
 
 
 def _print(report: Report, streams: Streams, *, as_tables: bool) -> None:

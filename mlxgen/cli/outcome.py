@@ -13,7 +13,7 @@ from typing import NoReturn
 import typer
 from typer.exceptions import TyperException
 
-from mlxgen.cli.streams import printable
+from mlxgen.cli.streams import make_dispensable_stderr, printable
 from mlxgen.errors import ExitCode, MlxgenError
 
 PROGRAM = "mlxgen"
@@ -26,14 +26,20 @@ class Terminated(KeyboardInterrupt):
 def run(command: Callable[[], object], *, verbose: bool) -> int:
     """Run a command and return its exit code, with every failure told in one line on stderr.
 
-    verbose: show tracebacks. SIGTERM counts as an interruption, like Ctrl-C. A reader that closed
-    the pipe ends the command quietly.
+    verbose: show tracebacks. SIGTERM and SIGHUP count as an interruption, like Ctrl-C. A reader
+    that closed the pipe of stdout ends the command quietly; what cannot be told on stderr is not.
     """
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
+    if sys.stdin is None:
+        # A file that gets the free descriptor 0 is taken for one that could not be opened.
+        os.open(os.devnull, os.O_RDONLY)
     for name in ("stdout", "stderr"):
         # A stream that the caller closed is None, and print would take that for stdout.
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+    make_dispensable_stderr()
     try:
         result = command()
         if result == ExitCode.INTERRUPTED and not isinstance(result, ExitCode):

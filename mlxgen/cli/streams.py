@@ -10,11 +10,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 from enum import Enum
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 _DRAFT_COLOUR, _PLAIN_COLOUR = "\x1b[36m", "\x1b[0m"
 _CONTROLS = {
@@ -114,6 +115,31 @@ class Streams:
         if self._mode is Mode.JSON:
             text = json.dumps(document, ensure_ascii=not _is_unicode(self._out), allow_nan=False)
             print(text, file=self._out, flush=True)
+
+
+class _Dispensable:
+    """A stream whose failures are dropped: what it tells is not what was asked for."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def make_dispensable_stderr() -> None:
+    """From here on nothing fails because stderr cannot be written: a full disk, a reader gone."""
+    if not isinstance(sys.stderr, _Dispensable):
+        sys.stderr = cast(TextIO, _Dispensable(sys.stderr))
 
 
 def _lenient(stream: TextIO) -> TextIO:

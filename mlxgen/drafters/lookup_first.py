@@ -11,7 +11,8 @@ from mlxgen.sampling.history import History, IntArray
 class LookupFirst:
     """Asks lookup for a continuation in each round, and the draft model where it has none.
 
-    Which of the two proposes depends on the text so far alone, never on what was drawn.
+    Which of the two proposes depends on the text so far and on finished rounds, never on a token
+    that is yet to be judged.
     """
 
     def __init__(self, lookup: PromptLookup, model: DraftModel) -> None:

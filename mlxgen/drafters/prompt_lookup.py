@@ -43,8 +43,8 @@ def find_continuation(tokens: IntArray, config: PromptLookupConfig, limit: int) 
 class LookupGovernor:
     """Decides how much lookup may propose, from how its past rounds went.
 
-    It starts narrow. A round that lands whole opens the full width; misses in a row close it, for
-    a pause that doubles each time and starts anew with a success.
+    It starts narrow. A round that lands whole opens the full width; two misses in a row close it
+    for a few turns, and a miss right after such a pause for twice as many. A success starts anew.
     """
 
     def __init__(self, max_draft: int) -> None:

@@ -17,7 +17,8 @@ import mlx.core as mx
 
 from mlxgen.sampling.sums import in_blocks, log_sum_exp, sums_before, total
 
-_LARGEST_SCALE = 1e38
+_LARGEST_SCALE, _SMALLEST_SCALE = 1e38, 1e-30
+"""Beyond them a float32 would be infinite or 0, and 0 times -inf is NaN."""
 
 
 def _keep(scores: mx.array, kept: mx.array) -> mx.array:
@@ -33,7 +34,7 @@ def shifted(rows: mx.array) -> tuple[mx.array, mx.array]:
 
 def temperature(scores: mx.array, value: float) -> mx.array:
     """Divide by a temperature above 0; with a tiny one all but the top tokens go to -inf."""
-    return scores * min(1 / value, _LARGEST_SCALE)
+    return scores * max(min(1 / value, _LARGEST_SCALE), _SMALLEST_SCALE)
 
 
 def top_k(scores: mx.array, k: int) -> mx.array:

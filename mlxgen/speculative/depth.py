@@ -16,7 +16,7 @@ from statistics import median
 from typing import Protocol
 
 MAX_DEPTH_TOKENS = 8
-_WARM_UP_STEPS = 4
+_WARM_UP_STEPS = 2
 _SAMPLES = 11
 _TRUSTED_SAMPLES = 2
 _SLOW_RATE = 0.02
@@ -25,6 +25,7 @@ _PROBING_RATE = 0.35
 _SURPRISING_DEVIATIONS = 3.0
 _PRIOR_ACCEPTANCE = 0.7
 _SWITCH_GAIN = 1.02
+_DOUBT_DEVIATIONS = 0.5
 _FIRST_PAUSE_TOKENS = 16
 _LONGEST_PAUSE_TOKENS = 256
 _HOPELESS_PAUSE_TOKENS = 1024
@@ -112,6 +113,12 @@ class _Acceptance:
         self.rate = start
         self._fast = start
         self._count = 0
+
+    @property
+    def doubted_rate(self) -> float:
+        """The rate and some of its standard error."""
+        error = (self.rate * (1 - self.rate) / (self._count + 2)) ** 0.5
+        return self.rate + _DOUBT_DEVIATIONS * error
 
     def learn(self, hit: bool, is_probe: bool) -> None:
         self._count += 1
@@ -240,8 +247,13 @@ class AdaptiveDepth:
                 self._pause_tokens = min(2 * self._pause_tokens, _LONGEST_PAUSE_TOKENS)
             return
         if self._k == 0 or self._rate(best) > _SWITCH_GAIN * self._rate(self._k):
-            self._k = best
+            self._k = best if best > 0 or not self._may_pay() else 1
         self._is_parked = self._k == 0
+
+    def _may_pay(self) -> bool:
+        """Whether one proposal a round would pay, were its acceptance a little better than it
+        looks: the first few tests can be unlucky, and plain decoding learns nothing."""
+        return (1 + self._acceptance[0].doubted_rate) / self._round_ms(1) > self._rate(0)
 
     def _candidates(self) -> range:
         """0 up to one step beyond the widest verification measured."""

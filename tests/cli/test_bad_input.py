@@ -42,6 +42,12 @@ LIGHT: dict[tuple[str, ...], str] = {
     (*M, *P, "--top-n-sigma", "-1"): "--top-n-sigma must be 0 (off) or more",
     (*M, *P, "--top-n-sigma", "inf"): "--top-n-sigma must be",
     (*M, *P, "--xtc-probability", "2"): "--xtc-probability must be between 0 and 1",
+    (*M, *P, "--top-n-sigma", "1e39"): "--top-n-sigma must be between 0 (off) and 1e+30",
+    (*M, *P, "--frequency-penalty", "1e39"): "--frequency-penalty must be a finite number",
+    (*M, *P, "--repetition-penalty", "1e39"): "--repetition-penalty must be above 0",
+    (*M, *P, "--repetition-penalty", "1e-39"): "--repetition-penalty must be above 0",
+    (*M, *P, "--logit-bias", "2:1e39"): "ID:VALUE with a finite VALUE or -inf",
+    (*M, *P, "--logit-bias", "2:-1e39"): "ID:VALUE with a finite VALUE or -inf",
     (*M, *P, "--xtc-threshold", "0.2"): "--xtc-threshold means nothing without --xtc-probability",
     (*M, *P, "--dry-base", "2"): "--dry-base means nothing without --dry-multiplier",
     (*M, *P, "--dry-sequence-breaker", "x"): "means nothing without --dry-multiplier",
@@ -97,6 +103,9 @@ LIGHT: dict[tuple[str, ...], str] = {
     (*WITH_DRAFT, "--accept-rule", "typical"): "--accept-rule 'typical' is not known",
     (*WITH_DRAFT, "--accept-rule", ""): "--accept-rule '' is not known",
     (*WITH_DRAFT, "--draft-block-size", "0"): "--draft-block-size",
+    (*WITH_DRAFT, "--temp", "1", "--samplers", "top_k", "--draft-temp", "0.3"): (
+        "--draft-temp is set but --samplers leaves out temperature"
+    ),
     (*WITH_DRAFT, "--draft-kind", "dflash"): "the dflash round loop does not exist yet",
     (*WITH_DRAFT, "--draft-kind", "mtp"): "the mtp round loop does not exist yet",
     (*WITH_DRAFT, "--draft-kind", "internal-mtp"): "internal-mtp is not user-selectable",

@@ -194,6 +194,18 @@ def test_files_are_written(pair: tuple[Path, Path], prompts: Path, tmp_path: Pat
     assert "<svg" in files["html"].read_text()
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that only Linux has")
+def test_a_file_that_cannot_be_written_costs_that_file_alone(
+    pair: tuple[Path, Path], prompts: Path, tmp_path: Path
+) -> None:
+    svg = tmp_path / "result.svg"
+    words = ["--csv", "/dev/full", "--svg", svg, "--json"]
+    run = compare(pair, prompts, "--arms", "plain,block", "-n", 8, *words)
+    assert run.code == 1 and run.document["complete"]
+    assert run.error == "cannot write /dev/full: No space left on device"
+    ElementTree.fromstring(svg.read_text())
+
+
 def test_the_command_is_told_without_where_results_go(
     pair: tuple[Path, Path], prompts: Path, tmp_path: Path
 ) -> None:
