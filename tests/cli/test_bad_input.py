@@ -39,7 +39,7 @@ LIGHT: dict[tuple[str, ...], str] = {
     (*M, *P, "--min-p", "1.1"): "--min-p must be between 0 and 1",
     (*M, *P, "--min-p", "nan"): "--min-p must be between 0 and 1",
     (*M, *P, "--typical-p", "0"): "--typical-p must be above 0",
-    (*M, *P, "--top-n-sigma", "-1"): "--top-n-sigma must be 0 (off) or more",
+    (*M, *P, "--top-n-sigma", "-1"): "--top-n-sigma must be between 0 (off) and",
     (*M, *P, "--top-n-sigma", "inf"): "--top-n-sigma must be",
     (*M, *P, "--xtc-probability", "2"): "--xtc-probability must be between 0 and 1",
     (*M, *P, "--top-n-sigma", "1e39"): "--top-n-sigma must be between 0 (off) and 1e+30",
@@ -59,7 +59,7 @@ LIGHT: dict[tuple[str, ...], str] = {
     (*M, *P, "--repeat-last-n", "-2"): "--repeat-last-n must be -1 (all) or more",
     (*M, *P, "--frequency-penalty", "inf"): "--frequency-penalty must be a finite number",
     (*M, *P, "--presence-penalty", "nan"): "--presence-penalty must be a finite number",
-    (*M, *P, "--dry-multiplier", "-1"): "--dry-multiplier must be 0 (off) or more",
+    (*M, *P, "--dry-multiplier", "-1"): "--dry-multiplier must be between 0 (off) and",
     (*M, *P, "--dry-multiplier", "1", "--dry-base", "0.5"): "--dry-base must be at least 1",
     (
         *M,

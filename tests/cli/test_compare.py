@@ -201,8 +201,9 @@ def test_a_file_that_cannot_be_written_costs_that_file_alone(
     svg = tmp_path / "result.svg"
     words = ["--csv", "/dev/full", "--svg", svg, "--json"]
     run = compare(pair, prompts, "--arms", "plain,block", "-n", 8, *words)
-    assert run.code == 1 and run.document["complete"]
-    assert run.error == "cannot write /dev/full: No space left on device"
+    assert run.code == 1 and json.loads(run.out)["complete"]
+    told = run.stderr.splitlines()[-1]
+    assert told == "mlxgen: error: cannot write /dev/full: No space left on device"
     ElementTree.fromstring(svg.read_text())
 
 
