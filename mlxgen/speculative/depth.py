@@ -118,7 +118,7 @@ class _Acceptance:
     def doubted_rate(self) -> float:
         """The rate and some of its standard error."""
         error = (self.rate * (1 - self.rate) / (self._count + 2)) ** 0.5
-        return self.rate + _DOUBT_DEVIATIONS * error
+        return float(self.rate + _DOUBT_DEVIATIONS * error)
 
     def learn(self, hit: bool, is_probe: bool) -> None:
         self._count += 1
