@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable
 
-from mlxgen.cli.outcome import Terminated
+from mlxgen.cli.interrupts import Terminated, forget
 from mlxgen.cli.reply import print_run
 from mlxgen.cli.streams import Streams, printable
 from mlxgen.config import GenerationConfig
@@ -59,6 +59,7 @@ class Chat:
             except Terminated:
                 return ExitCode.INTERRUPTED
             except KeyboardInterrupt:
+                forget()
                 # The terminal shows ^C where the cursor was.
                 print(file=sys.stderr)
                 self._streams.note(_HINT)

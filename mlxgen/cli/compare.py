@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mlxgen import __version__
+from mlxgen.cli import interrupts
 from mlxgen.cli.logs import configure_logging
 from mlxgen.cli.options import parse_draft_tokens, parse_seed
 from mlxgen.cli.outcome import PROGRAM
@@ -263,6 +264,7 @@ def _make_runs(
                 journal.append(record)
             records.append(record)
             advance()
+            interrupts.raise_lost()
 
         make_runs(experiment, target, draft, prompt_ids, pending, keep)
 

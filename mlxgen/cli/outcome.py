@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Callable
-from types import FrameType
-from typing import NoReturn
 
 import typer
 from typer.exceptions import TyperException
 
+from mlxgen.cli import interrupts
 from mlxgen.cli.streams import make_dispensable_stderr, printable
 from mlxgen.errors import ExitCode, MlxgenError
 
 PROGRAM = "mlxgen"
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM: handled like Ctrl-C, except that a chat ends with it."""
 
 
 def run(command: Callable[[], object], *, verbose: bool) -> int:
@@ -29,9 +23,7 @@ def run(command: Callable[[], object], *, verbose: bool) -> int:
     verbose: show tracebacks. SIGTERM and SIGHUP count as an interruption, like Ctrl-C. A reader
     that closed the pipe of stdout ends the command quietly; what cannot be told on stderr is not.
     """
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _interrupt)
+    interrupts.install()
     if sys.stdin is None:
         # A file that gets the free descriptor 0 is taken for one that could not be opened.
         os.open(os.devnull, os.O_RDONLY)
@@ -75,10 +67,6 @@ def run(command: Callable[[], object], *, verbose: bool) -> int:
             ExitCode.FAILED,
             verbose,
         )
-
-
-def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
-    raise Terminated
 
 
 def _fail(message: str, code: ExitCode, verbose: bool) -> int:

@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mlxgen.cli import interrupts
 from mlxgen.cli.streams import Streams
 from mlxgen.config import GenerationConfig
 
@@ -45,7 +46,9 @@ def print_run(
         with closing(iter(stream)) as pieces:
             for piece in pieces:
                 streams.text(piece.text, piece.from_draft)
+                interrupts.raise_lost()
     except KeyboardInterrupt as raised:
+        interrupts.forget()
         interruption = type(raised)
         for piece in stream.held_back():
             streams.text(piece.text, piece.from_draft)

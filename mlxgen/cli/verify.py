@@ -6,6 +6,7 @@ import os
 import time
 from dataclasses import dataclass
 
+from mlxgen.cli import interrupts
 from mlxgen.cli.logs import configure_logging
 from mlxgen.cli.options import parse_seed
 from mlxgen.cli.pair import choose_pair, load_pair
@@ -66,6 +67,7 @@ def run_verify(options: VerifyOptions) -> ExitCode:
 
     def progress(step: str) -> None:
         streams.note(f"Checking {step}...")
+        interrupts.raise_lost()
 
     prompts = options.prompt or list(DEFAULT_PROMPTS)
     for prompt in prompts:
