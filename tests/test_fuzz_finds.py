@@ -282,3 +282,12 @@ def test_first_cases_of_the_fuzzer_find_nothing(kind: str, tmp_path: Path) -> No
     assert f"{kind}, seed 3: 15 cases" in run.stdout
     one = subprocess.run([*words, "--case", "7"], timeout=300, **how)
     assert "1 cases" in one.stdout
+
+
+def test_showing_the_completion_is_no_failure() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "mlxgen", "--show-completion", "generate"],
+        env=environment({"SHELL": "/bin/bash"}),
+        capture_output=True,
+    )
+    assert shown.returncode == 0 and b"Traceback" not in shown.stderr

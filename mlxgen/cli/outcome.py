@@ -54,7 +54,8 @@ def run(command: Callable[[], object], *, verbose: bool) -> int:
     except (BrokenPipeError, SystemExit) as error:
         # Typer makes SystemExit(1) of a broken pipe, whatever its mode.
         if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
-            raise
+            # Typer leaves this way after --show-completion.
+            return error.code if isinstance(error.code, int) else ExitCode.FAILED
         # The interpreter flushes stdout again when it exits; let that go nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return ExitCode.DONE
