@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from mlxgen.models.source import expand_home
+
 TARGET_NAME = "smollm2-135m-instruct"
 DRAFT_NAME = "smollm2-draft"
 MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
@@ -16,8 +18,7 @@ MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_
 def cache_directory() -> Path:
     """`$MLXGEN_CACHE`, else `mlxgen` in the user's cache directory."""
     if chosen := os.environ.get("MLXGEN_CACHE"):
-        # Path.expanduser raises for an unknown user.
-        return Path(os.path.expanduser(chosen))  # noqa: PTH111
+        return expand_home(chosen)
     if xdg := os.environ.get("XDG_CACHE_HOME"):
         return Path(xdg) / "mlxgen"
     return Path.home() / ".cache" / "mlxgen"
