@@ -31,7 +31,7 @@ from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
 from mlx_lm.sample_utils import make_sampler
 
 from mlxgen.backend.blas import use_fast_blas
-from mlxgen.backend.cuda_graphs import keep_more_graphs
+from mlxgen.backend.cuda import prepare_cuda
 from mlxgen.cache.cached_model import CachedModel
 from mlxgen.config import AcceptRule, SamplingConfig
 from mlxgen.decoding.plain import PlainGenerator
@@ -98,7 +98,7 @@ def load_models(pair: str, bits: int | None) -> tuple[Any, Any, int]:
         target = load(str(default_pair.target_directory()))
         draft = load(str(default_pair.draft_directory()), role="draft")
         return target.model, draft.model, target.drawable_ids
-    keep_more_graphs()
+    prepare_cuda()
     on_cpu = mx.default_device().type == mx.DeviceType.cpu
     if on_cpu:
         use_fast_blas()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -61,7 +64,25 @@ def test_off_leaves_mlx_alone() -> None:
 
 @on_linux_cpu
 def test_it_is_used_without_being_asked_for() -> None:
-    assert _run(CHOICE, None).stdout.startswith("True SciPy's OpenBLAS")
+    best = "MKL" if platform.machine() == "x86_64" else "SciPy's OpenBLAS"
+    assert _run(CHOICE, None).stdout.startswith(f"True {best}")
+
+
+@on_linux_cpu
+def test_openblas_stands_in_where_mkl_is_not_installed() -> None:
+    without = f"from mlxgen.backend import blas; blas._mkl = lambda: iter(()); {CHOICE}"
+    assert _run(without, None).stdout.startswith("True SciPy's OpenBLAS")
+
+
+@on_linux_cpu
+def test_rows_of_one_product_are_those_of_narrow_ones_up_to_rounding() -> None:
+    blas.use_fast_blas()
+    generator = np.random.default_rng(5)
+    a = mx.array(generator.standard_normal((9, 576)).astype(np.float32))
+    b = mx.array(generator.standard_normal((1536, 576)).astype(np.float32)).T
+    wide = np.array(a @ b)
+    for rows in range(1, 9):
+        np.testing.assert_allclose(np.array(a[:rows] @ b), wide[:rows], rtol=1e-4, atol=1e-4)
 
 
 @on_linux_cpu
@@ -84,11 +105,25 @@ def test_a_path_that_is_no_library_is_one_line_that_names_the_variable() -> None
     assert "MLXGEN_BLAS must be off or the path of a library" in done.stderr.splitlines()[-1]
 
 
+def _broken() -> Any:
+    return ctypes.CFUNCTYPE(None)(lambda: None)
+
+
 @on_linux_cpu
 def test_a_wrong_product_is_found_out_and_undone(monkeypatch: pytest.MonkeyPatch) -> None:
-    signature = ctypes.CFUNCTYPE(None)
-    does_nothing = signature(lambda: None)
-    monkeypatch.setattr(blas, "_scipy_openblas", lambda: (does_nothing, "a broken library"))
+    broken = _broken()
+    monkeypatch.setattr(blas, "_installed_libraries", lambda: iter([(broken, "a broken library")]))
     choice = blas._choose("")
-    assert not choice.is_replaced and "wrong products" in choice.detail
+    assert not choice.is_replaced and "a broken library gave wrong products" in choice.detail
+    test_products_agree_with_numpy_after_the_replacement()
+
+
+@on_linux_cpu
+def test_the_next_library_is_tried_after_a_wrong_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken, installed = _broken(), blas._installed_libraries
+    monkeypatch.setattr(
+        blas, "_installed_libraries", lambda: chain([(broken, "a broken library")], installed())
+    )
+    choice = blas._choose("")
+    assert choice.is_replaced and "broken" not in choice.detail
     test_products_agree_with_numpy_after_the_replacement()

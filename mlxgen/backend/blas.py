@@ -2,10 +2,12 @@
 
 MLX's CPU wheel multiplies float32 matrices with the reference BLAS, which is not blocked for
 caches: five rows cost four times as much as one, so verifying a block is no cheaper than decoding
-it token by token. SciPy, which mlxgen needs anyway, brings a current OpenBLAS, but under names of
-its own. So MLX's calls of `cblas_sgemm` are pointed at SciPy's, after a check that the two agree.
+it token by token. So MLX's calls of `cblas_sgemm` are pointed at another library's, after a check
+that the two agree: Intel's MKL where it is installed (`mlxgen[cpu]` brings it on x86-64), which
+reads a matrix for one to three rows as fast as memory allows; else the OpenBLAS that SciPy brings
+under names of its own.
 
-OpenBLAS runs on one thread unless OMP_NUM_THREADS asks for more: its threads wait for each other,
+Either runs on one thread unless OMP_NUM_THREADS asks for more: its threads wait for each other,
 and on busy cores a forward then takes ten times as long, while one thread takes little longer than
 on idle ones (docs/cpu.md has the numbers).
 
@@ -19,8 +21,9 @@ import ctypes
 import os
 import struct
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import util
+from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,8 @@ THREADS_VARIABLE = "OMP_NUM_THREADS"
 _MLX_LIBRARY = "libmlx.so"
 _FUNCTION = "cblas_sgemm"
 _TOLERANCE = 1e-4
+_MKL_SEQUENTIAL, _MKL_INTEL = 1, 0
+"""Threading layers of mkl_service.h: MKL_THREADING_SEQUENTIAL, MKL_THREADING_INTEL."""
 
 
 @dataclass(frozen=True)
@@ -71,40 +76,62 @@ def _choose(setting: str) -> BlasChoice:
         return BlasChoice(False, f"MLX's own (its library cannot be read: {error})")
     if not slots:
         return BlasChoice(False, "MLX's own (its library does not import a replaceable one)")
-    if setting:
-        product, name = _named_library(setting), setting
-    else:
-        found = _scipy_openblas()
-        if found is None:
-            return BlasChoice(False, "MLX's own (SciPy brings no OpenBLAS here)")
-        product, name = found
-    address = ctypes.cast(product, ctypes.c_void_p).value
-    if address is None:
-        return BlasChoice(False, f"MLX's own ({name} has no address for {_FUNCTION})")
-    before = redirect(slots, address)
-    if _multiplies_right():
-        return BlasChoice(True, name)
-    for slot, original in zip(slots, before, strict=True):
-        redirect([slot], original)
+    refused = "no library found"
+    for product, name in [_named_library(setting)] if setting else _installed_libraries():
+        address = ctypes.cast(product, ctypes.c_void_p).value
+        assert address is not None, "a loaded function has an address"
+        before = redirect(slots, address)
+        if _multiplies_right():
+            return BlasChoice(True, name)
+        for slot, original in zip(slots, before, strict=True):
+            redirect([slot], original)
+        refused = f"{name} gave wrong products"
     if setting:
         raise OptionError(f"{VARIABLE}={setting}: its {_FUNCTION} gives wrong products")
-    return BlasChoice(False, f"MLX's own ({name} gave wrong products)")
+    return BlasChoice(False, f"MLX's own ({refused})")
 
 
-def _named_library(path: str) -> Any:
+def _named_library(path: str) -> tuple[Any, str]:
     try:
-        return ctypes.CDLL(str(Path(path).expanduser()), mode=ctypes.RTLD_GLOBAL)[_FUNCTION]
+        library = ctypes.CDLL(str(Path(path).expanduser()), mode=ctypes.RTLD_GLOBAL)
+        return library[_FUNCTION], path
     except (OSError, AttributeError, RuntimeError, ValueError) as error:
         raise OptionError(
             f"{VARIABLE} must be off or the path of a library with {_FUNCTION}: {error}"
         ) from error
 
 
-def _scipy_openblas() -> tuple[Any, str] | None:
-    """SciPy's single-precision product with 32-bit integers, and its name."""
+def _installed_libraries() -> Iterator[tuple[Any, str]]:
+    """Products for row-major single precision with 32-bit integers, and their names, best first."""
+    yield from _mkl()
+    yield from _scipy_openblas()
+
+
+def _mkl() -> Iterator[tuple[Any, str]]:
+    """MKL's product, from the package `mkl` of this Python."""
+    try:
+        package = metadata.distribution("mkl")
+    except metadata.PackageNotFoundError:
+        return
+    for file in package.files or ():
+        if not file.name.startswith("libmkl_rt.so"):
+            continue
+        threads = _threads()
+        try:
+            library = ctypes.CDLL(str(package.locate_file(file)))
+            library.MKL_Set_Threading_Layer(_MKL_SEQUENTIAL if threads == 1 else _MKL_INTEL)
+            library.MKL_Set_Num_Threads(threads)
+            product = library[_FUNCTION]
+        except (AttributeError, OSError):
+            continue
+        yield product, f"MKL {package.version}, {_described(threads)}"
+
+
+def _scipy_openblas() -> Iterator[tuple[Any, str]]:
+    """SciPy's product."""
     package = util.find_spec("scipy")
     if package is None or package.origin is None:
-        return None
+        return
     folder = Path(package.origin).parent.parent / "scipy.libs"
     for file in sorted(folder.glob("libscipy_openblas-*.so")):
         try:
@@ -117,8 +144,11 @@ def _scipy_openblas() -> tuple[Any, str] | None:
         set_threads(threads)
         describe.restype = ctypes.c_char_p
         version = " ".join(describe().decode("ascii", "replace").split()[:2])
-        return product, f"SciPy's {version}, {threads} thread{'s' * (threads > 1)}"
-    return None
+        yield product, f"SciPy's {version}, {_described(threads)}"
+
+
+def _described(threads: int) -> str:
+    return f"{threads} thread{'s' * (threads > 1)}"
 
 
 def _threads() -> int:

@@ -18,7 +18,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlxgen.backend.blas import use_fast_blas
-from mlxgen.backend.cuda_graphs import keep_more_graphs
+from mlxgen.backend.cuda import prepare_cuda
 from mlxgen.errors import MlxgenError, ModelError
 from mlxgen.models.checkpoint import Checkpoint, read_checkpoint
 from mlxgen.models.files import irregular_file, missing_shards
@@ -114,7 +114,7 @@ def load_checkpoint(
 
     adapter_path = None if adapter is None else resolve_adapter(adapter)
     _check_files(checkpoint, adapter_path, trust_remote_code)
-    keep_more_graphs()
+    prepare_cuda()
     stage = "model"
     try:
         with _without_advice():
