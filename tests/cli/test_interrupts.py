@@ -43,6 +43,7 @@ def swallow(number: int) -> None:
 def test_a_swallowed_interrupt_is_raised_again_until_it_is_handled(
     handlers: None, number: int, kind: type[KeyboardInterrupt]
 ) -> None:
+    signal.signal(number, signal.SIG_DFL)
     interrupts.install()
     interrupts.raise_lost()
     swallow(number)
