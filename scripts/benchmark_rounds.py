@@ -9,14 +9,20 @@ turn, so that a machine whose speed drifts within seconds slows all of them alik
 burst is the median of its rounds; ratios are taken within a cycle and printed as their median and
 quartiles. The last line of stdout is one JSON document. Pairs other than `default` have random
 weights: they say what a round costs, not what it brings.
+
+mlx-lm's arms run in a process of their own, with the same weights: what mlxgen sets up for a
+process, its BLAS on a CPU and MLX's settings on CUDA, must not help or harm them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
@@ -30,7 +36,7 @@ from mlx_lm.models import llama
 from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
 from mlx_lm.sample_utils import make_sampler
 
-from mlxgen.backend.blas import use_fast_blas
+from mlxgen.backend import blas
 from mlxgen.backend.cuda import prepare_cuda
 from mlxgen.cache.cached_model import CachedModel
 from mlxgen.config import AcceptRule, SamplingConfig
@@ -101,7 +107,7 @@ def load_models(pair: str, bits: int | None) -> tuple[Any, Any, int]:
     prepare_cuda()
     on_cpu = mx.default_device().type == mx.DeviceType.cpu
     if on_cpu:
-        use_fast_blas()
+        blas.use_fast_blas()
     dtype = mx.float32 if on_cpu else mx.bfloat16
     target_shape, draft_shape = PAIRS[pair]
     width = SHAPES[target_shape].vocabulary
@@ -229,8 +235,8 @@ def _gaps_of_stamped(steps: Iterator[Any], ends_round: Callable[[Any], bool]) ->
     return _gaps(stamped(), stamps_s)
 
 
-def arms(bench: Bench) -> dict[str, Burst]:
-    """Name to measurement."""
+def own_arms(bench: Bench) -> dict[str, Burst]:
+    """Name to measurement: the floor and mlxgen."""
     greedy = SamplingConfig()
     sampled = SamplingConfig(temperature=0.7, top_p=0.9)
     pure = SamplingConfig(temperature=0.7)
@@ -247,12 +253,79 @@ def arms(bench: Bench) -> dict[str, Burst]:
     found["round T=0.7 top-p 0.9 stochastic, diagnostics"] = bench.speculative(
         sampled, AcceptRule.STOCHASTIC, True
     )
-    found["mlx-lm plain T=0"] = bench.mlx_lm_plain(0.0, 0.0)
-    found["mlx-lm plain T=0.7 top-p 0.9"] = bench.mlx_lm_plain(0.7, 0.9)
-    found["mlx-lm round T=0"] = bench.mlx_lm_speculative(0.0, 0.0)
-    found["mlx-lm round T=0.7"] = bench.mlx_lm_speculative(0.7, 0.0)
-    found["mlx-lm round T=0.7 top-p 0.9"] = bench.mlx_lm_speculative(0.7, 0.9)
     return found
+
+
+MLX_LM_ARMS = [
+    "mlx-lm plain T=0",
+    "mlx-lm plain T=0.7 top-p 0.9",
+    "mlx-lm round T=0",
+    "mlx-lm round T=0.7",
+    "mlx-lm round T=0.7 top-p 0.9",
+]
+
+
+def mlx_lm_arms(bench: Bench) -> dict[str, Burst]:
+    """Name to measurement, in the order of `MLX_LM_ARMS`."""
+    bursts = [
+        bench.mlx_lm_plain(0.0, 0.0),
+        bench.mlx_lm_plain(0.7, 0.9),
+        bench.mlx_lm_speculative(0.0, 0.0),
+        bench.mlx_lm_speculative(0.7, 0.0),
+        bench.mlx_lm_speculative(0.7, 0.9),
+    ]
+    return dict(zip(MLX_LM_ARMS, bursts, strict=True))
+
+
+MLX_DEFAULTS = {
+    blas.VARIABLE: "off",
+    "MLX_CUDA_USE_CUDNN_SDPA": "1",
+    "MLX_CUDA_GRAPH_CACHE_SIZE": "400",
+}
+"""What mlxgen's settings are where mlxgen is not used."""
+
+
+class OtherProcess:
+    """mlx-lm's arms, served by this script in a child process: one line asks for a burst, one line
+    of JSON answers with its times."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        self._child = subprocess.Popen(
+            [sys.executable, __file__, *arguments, "--serve-mlx-lm"],
+            env={**MLX_DEFAULTS, **os.environ},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def arms(self) -> dict[str, Burst]:
+        """Name to measurement."""
+
+        def burst_of(name: str) -> Burst:
+            return lambda rounds: self._ask({"arm": name, "rounds": rounds})
+
+        return {name: burst_of(name) for name in MLX_LM_ARMS}
+
+    def _ask(self, question: dict[str, Any]) -> list[float]:
+        requests, answers = self._child.stdin, self._child.stdout
+        assert requests is not None and answers is not None
+        print(json.dumps(question), file=requests, flush=True)
+        answer = answers.readline()
+        if not answer:
+            raise SystemExit("mlx-lm's process ended; its message is above")
+        times: list[float] = json.loads(answer)
+        return times
+
+    def close(self) -> None:
+        """End the child."""
+        self._child.communicate()
+
+
+def serve(bursts: dict[str, Burst]) -> None:
+    """The child's side, until its stdin ends."""
+    for line in sys.stdin:
+        question = json.loads(line)
+        print(json.dumps(bursts[question["arm"]](question["rounds"])), flush=True)
 
 
 COMPARED = [
@@ -316,11 +389,18 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=4, help="draft tokens of a round")
     parser.add_argument("--rounds", type=int, default=6, help="rounds of a burst")
     parser.add_argument("--cycles", type=int, default=20)
+    parser.add_argument("--serve-mlx-lm", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    # Started first: the settings of this process come with its models.
+    other = None if options.serve_mlx_lm else OtherProcess(sys.argv[1:])
     target, draft, width = load_models(options.pair, options.bits)
     most_tokens = (options.cycles + 2) * (options.rounds + _SETTLING + 1) * (options.k + 1)
     bench = Bench(target, draft, width, options.k, most_tokens)
-    times = measure(arms(bench), options.rounds, options.cycles)
+    if other is None:
+        serve(mlx_lm_arms(bench))
+        return
+    times = measure(own_arms(bench) | other.arms(), options.rounds, options.cycles)
+    other.close()
     print(table(times))
     facts = {
         "pair": options.pair,
