@@ -22,25 +22,20 @@ import sys
 import time
 from pathlib import Path
 
+from mlx_defaults import MLX_DEFAULTS
+
 from mlxgen.models import default_pair
 
 ROOT = Path(__file__).resolve().parent.parent
 PROMPT = "Explain how a bicycle stays upright while it is moving."
 MLX_LM = "mlx-lm plain"
 _SAMPLED = ["--temp", "0.7", "--seed", "1"]
-ARMS: dict[str, tuple[list[str], dict[str, str]]] = {
-    "mlxgen plain": (["--num-draft-tokens", "0"], {}),
-    "mlxgen stochastic k=3": (["--accept-rule", "stochastic"], {}),
-    "mlxgen stochastic k=auto": (
-        ["--accept-rule", "stochastic", "--num-draft-tokens", "auto"],
-        {},
-    ),
-    "mlxgen stochastic k=auto, 2 threads": (
-        ["--accept-rule", "stochastic", "--num-draft-tokens", "auto"],
-        {"OMP_NUM_THREADS": "2"},
-    ),
+ARMS = {
+    "mlxgen plain": ["--num-draft-tokens", "0"],
+    "mlxgen stochastic k=3": ["--accept-rule", "stochastic"],
+    "mlxgen stochastic k=auto": ["--accept-rule", "stochastic", "--num-draft-tokens", "auto"],
 }
-"""Options of `mlxgen generate`, and environment, by arm."""
+"""Options of `mlxgen generate` by arm."""
 
 
 def mlx_lm_decode(max_tokens: int) -> None:
@@ -74,12 +69,10 @@ def run(arm: str, max_tokens: int) -> tuple[float, float]:
     environment.pop("OMP_NUM_THREADS", None)
     if arm == MLX_LM:
         command = [sys.executable, __file__, "--mlx-lm-child", "-n", str(max_tokens)]
-        environment["MLXGEN_BLAS"] = "off"
+        environment = {**environment, **MLX_DEFAULTS}
     else:
-        options, variables = ARMS[arm]
         command = [sys.executable, "-m", "mlxgen", "generate", "-p", PROMPT, "--profile"]
-        command += ["-n", str(max_tokens), *_SAMPLED, *options]
-        environment |= variables
+        command += ["-n", str(max_tokens), *_SAMPLED, *ARMS[arm]]
     started_s = time.perf_counter()
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_defaults import MLX_DEFAULTS
 from mlx_lm.generate import generate_step, speculative_generate_step
 from mlx_lm.models import llama
 from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
@@ -277,14 +278,6 @@ def mlx_lm_arms(bench: Bench) -> dict[str, Burst]:
     return dict(zip(MLX_LM_ARMS, bursts, strict=True))
 
 
-MLX_DEFAULTS = {
-    blas.VARIABLE: "off",
-    "MLX_CUDA_USE_CUDNN_SDPA": "1",
-    "MLX_CUDA_GRAPH_CACHE_SIZE": "400",
-}
-"""What mlxgen's settings are where mlxgen is not used."""
-
-
 class OtherProcess:
     """mlx-lm's arms, served by this script in a child process: one line asks for a burst, one line
     of JSON answers with its times."""
@@ -346,11 +339,18 @@ COMPARED = [
 """Pairs of arms whose ratio the second table shows."""
 
 
-def measure(bursts: dict[str, Burst], rounds: int, cycles: int) -> dict[str, list[float]]:
+def measure(
+    bursts: dict[str, Burst], rounds: int, cycles: int, seconds: float
+) -> dict[str, list[float]]:
     """Bursts of all arms in turn, after two cycles to warm up: ms by arm and cycle."""
     times: dict[str, list[float]] = {name: [] for name in bursts}
     names = list(bursts)
+    started_s = time.perf_counter()
     for cycle in range(-2, cycles):
+        passed_s = time.perf_counter() - started_s
+        print(f"cycle {cycle} of {cycles}, {passed_s:.0f} s", file=sys.stderr, flush=True)
+        if cycle > 0 and passed_s > seconds:
+            break
         shift = cycle % len(names)
         for name in names[shift:] + names[:shift]:
             burst_ms = statistics.median(bursts[name](rounds))
@@ -389,6 +389,7 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=4, help="draft tokens of a round")
     parser.add_argument("--rounds", type=int, default=6, help="rounds of a burst")
     parser.add_argument("--cycles", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=600, help="begin no cycle after these")
     parser.add_argument("--serve-mlx-lm", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     # Started first: the settings of this process come with its models.
@@ -399,7 +400,7 @@ def main() -> None:
     if other is None:
         serve(mlx_lm_arms(bench))
         return
-    times = measure(own_arms(bench) | other.arms(), options.rounds, options.cycles)
+    times = measure(own_arms(bench) | other.arms(), options.rounds, options.cycles, options.seconds)
     other.close()
     print(table(times))
     facts = {
@@ -407,7 +408,7 @@ def main() -> None:
         "bits": options.bits,
         "k": options.k,
         "rounds": options.rounds,
-        "cycles": options.cycles,
+        "cycles": len(times["floor"]),
         "device": str(mx.default_device()),
         "machine": platform.machine(),
         "mlx": metadata.version("mlx"),
