@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+import scipy
 
 from mlxgen.backend import blas
 from mlxgen.backend.imported_calls import import_slots
@@ -66,6 +67,12 @@ def test_off_leaves_mlx_alone() -> None:
 def test_it_is_used_without_being_asked_for() -> None:
     best = "MKL" if platform.machine() == "x86_64" else "SciPy's OpenBLAS"
     assert _run(CHOICE, None).stdout.startswith(f"True {best}")
+
+
+@on_linux_cpu
+def test_a_path_may_name_scipys_library() -> None:
+    (file,) = (Path(scipy.__file__).parent.parent / "scipy.libs").glob("libscipy_openblas-*.so")
+    assert _run(CHOICE, str(file)).stdout == f"True {file}\n"
 
 
 @on_linux_cpu

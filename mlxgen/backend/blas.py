@@ -11,8 +11,8 @@ Either runs on one thread unless OMP_NUM_THREADS asks for more: its threads wait
 and on busy cores a forward then takes ten times as long, while one thread takes little longer than
 on idle ones (docs/cpu.md has the numbers).
 
-`MLXGEN_BLAS=off` leaves MLX alone; `MLXGEN_BLAS=PATH` names another library with a `cblas_sgemm`,
-whose number of threads is then its own affair.
+`MLXGEN_BLAS=off` leaves MLX alone; `MLXGEN_BLAS=PATH` names another library with a `cblas_sgemm`
+(SciPy's goes by its name there too), whose number of threads is then its own affair.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ VARIABLE = "MLXGEN_BLAS"
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 _MLX_LIBRARY = "libmlx.so"
 _FUNCTION = "cblas_sgemm"
+_SCIPY_FUNCTION = "scipy_cblas_sgemm"
 _TOLERANCE = 1e-4
 _MKL_SEQUENTIAL, _MKL_INTEL = 1, 0
 """Threading layers of mkl_service.h: MKL_THREADING_SEQUENTIAL, MKL_THREADING_INTEL."""
@@ -94,7 +95,8 @@ def _choose(setting: str) -> BlasChoice:
 def _named_library(path: str) -> tuple[Any, str]:
     try:
         library = ctypes.CDLL(str(Path(path).expanduser()), mode=ctypes.RTLD_GLOBAL)
-        return library[_FUNCTION], path
+        is_scipys = hasattr(library, _SCIPY_FUNCTION)
+        return library[_SCIPY_FUNCTION if is_scipys else _FUNCTION], path
     except (OSError, AttributeError, RuntimeError, ValueError) as error:
         raise OptionError(
             f"{VARIABLE} must be off or the path of a library with {_FUNCTION}: {error}"
@@ -136,7 +138,7 @@ def _scipy_openblas() -> Iterator[tuple[Any, str]]:
     for file in sorted(folder.glob("libscipy_openblas-*.so")):
         try:
             library = ctypes.CDLL(str(file))
-            product, set_threads = library.scipy_cblas_sgemm, library.scipy_openblas_set_num_threads
+            product, set_threads = library[_SCIPY_FUNCTION], library.scipy_openblas_set_num_threads
             describe = library.scipy_openblas_get_config
         except (AttributeError, OSError):
             continue

@@ -1,0 +1,80 @@
+"""Peak memory of a long speculative run of the default pair, beside what it has to hold.
+
+    python scripts/measure_memory.py --tokens 4096
+
+A row tells the peak since the row before. What is left of it without weights and caches is the work
+of a round: a block of logits, the probabilities made of it, and what the layers pass on.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from mlxgen.cache.cached_model import CachedModel
+from mlxgen.cache.caches import flattened
+from mlxgen.config import AcceptRule, SamplingConfig
+from mlxgen.drafters.draft_model import DraftModel
+from mlxgen.models import default_pair
+from mlxgen.models.loading import load
+from mlxgen.sampling.chain import SamplerChain
+from mlxgen.sampling.randomness import Randomness
+from mlxgen.speculative.loop import SpeculativeGenerator
+
+_ROWS = 8
+
+
+def weight_bytes(model: Any) -> int:
+    """Of all parameters."""
+    return sum(weight.nbytes for _, weight in tree_flatten(model.parameters()))
+
+
+def main() -> None:
+    """Load, generate, print a row now and then."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--k", type=int, default=4)
+    parser.add_argument("--prompt-tokens", type=int, default=64)
+    options = parser.parse_args()
+    target = load(str(default_pair.target_directory()))
+    draft = load(str(default_pair.draft_directory()), role="draft")
+    width = target.drawable_ids
+    chain, randomness = SamplerChain(SamplingConfig(temperature=0.7), width), Randomness(0)
+    models = [
+        CachedModel(loaded.model, role=role, width=width)
+        for role, loaded in (("target", target), ("draft", draft))
+    ]
+    generator = SpeculativeGenerator(
+        models[0],
+        DraftModel(models[1], chain, randomness),
+        chain,
+        randomness,
+        num_draft_tokens=options.k,
+        accept_rule=AcceptRule.STOCHASTIC,
+    )
+    weights = sum(weight_bytes(loaded.model) for loaded in (target, draft))
+    logits = (options.k + 1) * width * 4
+    print(f"weights of both: {weights / 2**20:.1f} MB; a block of logits: {logits / 2**20:.2f} MB")
+    print("| tokens | peak, MB | caches, MB | peak without weights and caches, MB | in blocks |")
+    print("|---|---|---|---|---|")
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    generator.prefill([1 + 7 * i % 40000 for i in range(options.prompt_tokens)])
+    for count, _ in enumerate(generator.tokens(options.tokens), 1):
+        if count % max(options.tokens // _ROWS, 1) == 0:
+            caches = sum(c.nbytes for model in models for c in flattened(model.caches))
+            peak = mx.get_peak_memory()
+            rest = peak - weights - caches
+            print(
+                f"| {count} | {peak / 2**20:.1f} | {caches / 2**20:.1f} | {rest / 2**20:.1f} | "
+                f"{rest / logits:.1f} |",
+                flush=True,
+            )
+            mx.reset_peak_memory()
+
+
+if __name__ == "__main__":
+    main()
