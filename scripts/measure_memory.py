@@ -12,7 +12,7 @@ import argparse
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
+from mlx.utils import tree_reduce
 
 from mlxgen.cache.cached_model import CachedModel
 from mlxgen.cache.caches import flattened
@@ -29,7 +29,10 @@ _ROWS = 8
 
 def weight_bytes(model: Any) -> int:
     """Of all parameters."""
-    return sum(weight.nbytes for _, weight in tree_flatten(model.parameters()))
+    total: int = tree_reduce(
+        lambda sum_bytes, weight: sum_bytes + weight.nbytes, model.parameters(), 0
+    )
+    return total
 
 
 def main() -> None:

@@ -1,4 +1,7 @@
-"""The Typer application: every option with its help text. docs/cli.md is generated from here."""
+"""The Typer application: every option with its help text. docs/cli.md is generated from here.
+
+A command imports what carries it out when it is called: help and completion need none of it.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,14 @@ from typing import Annotated
 import typer
 
 from mlxgen import __version__
-from mlxgen.cli import compare as comparing
 from mlxgen.cli.dependent_options import check_dependent_options
-from mlxgen.cli.generate import run_generate
-from mlxgen.cli.options import GenerateOptions
+from mlxgen.cli.options import (
+    COMPARE_TEMPERATURE,
+    COMPARE_TOKENS,
+    VERIFY_TOKENS,
+    GenerateOptions,
+)
 from mlxgen.cli.outcome import PROGRAM, run
-from mlxgen.cli.verify import DEFAULT_TOKENS, VerifyOptions, run_verify
 from mlxgen.experiment.arms import DEFAULT_ARMS
 
 app = typer.Typer(
@@ -515,6 +520,8 @@ def generate(
     follow the text; the line [Speculative acceptance] says which acceptance rule ran and how it
     did.
     """
+    from mlxgen.cli.generate import run_generate
+
     check_dependent_options(_given(context))
     return run_generate(
         GenerateOptions(
@@ -607,7 +614,7 @@ def verify(
     ] = None,
     max_tokens: Annotated[
         int, typer.Option("-n", "--max-tokens", help="Tokens of each run.")
-    ] = DEFAULT_TOKENS,
+    ] = VERIFY_TOKENS,
     temp: Annotated[
         float, typer.Option("-t", "--temp", help="Temperature of the sampled checks.")
     ] = 0.8,
@@ -629,6 +636,8 @@ def verify(
     Runs both models with every rule: greedy and same-seed parity with plain decoding, acceptance
     against theory, caches in lock-step, vocabularies. Exit 0 when every check passes, 1 otherwise.
     """
+    from mlxgen.cli.verify import VerifyOptions, run_verify
+
     return run_verify(
         VerifyOptions(
             model=model,
@@ -751,7 +760,7 @@ def compare(
         typer.Option(
             "-n", "--max-tokens", help="Most tokens of each run.", rich_help_panel=_EXPERIMENT
         ),
-    ] = comparing.DEFAULT_TOKENS,
+    ] = COMPARE_TOKENS,
     ignore_eos: Annotated[
         bool,
         typer.Option(
@@ -775,7 +784,7 @@ def compare(
             help="Temperature. The model's generation_config.json is not looked at here.",
             rich_help_panel=_SAMPLING,
         ),
-    ] = comparing.DEFAULT_TEMPERATURE,
+    ] = COMPARE_TEMPERATURE,
     top_k: Annotated[
         int,
         typer.Option(
@@ -848,8 +857,10 @@ def compare(
     Runs every arm on every prompt and seed, arms taking turns, and reports acceptance against
     theory, speeds, and their ratios with 95 % bootstrap intervals over prompts.
     """
-    return comparing.run_compare(
-        comparing.CompareOptions(
+    from mlxgen.cli.compare import CompareOptions, run_compare
+
+    return run_compare(
+        CompareOptions(
             model=model,
             revision=revision,
             draft_model=draft_model,

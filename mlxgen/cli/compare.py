@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING
 from mlxgen import __version__
 from mlxgen.cli import interrupts
 from mlxgen.cli.logs import configure_logging
-from mlxgen.cli.options import parse_draft_tokens, parse_seed
+from mlxgen.cli.options import (
+    COMPARE_TEMPERATURE,
+    COMPARE_TOKENS,
+    parse_draft_tokens,
+    parse_seed,
+)
 from mlxgen.cli.outcome import PROGRAM
 from mlxgen.cli.pair import PairChoice, choose_pair, load_pair
 from mlxgen.cli.prompt_length import check_prompt_length
@@ -35,8 +40,6 @@ if TYPE_CHECKING:
     from mlxgen.report.experiment import Report
     from mlxgen.report.experiment_tables import TextTable
 
-DEFAULT_TOKENS = 128
-DEFAULT_TEMPERATURE = 0.7
 _WIDE_COLUMNS = 110
 """From this width of a terminal on, headings stand on one line."""
 
@@ -85,10 +88,10 @@ class CompareOptions:
             ("--seeds", self.seeds, 1),
             ("--seed", self.seed, "0"),
             ("--theory-seeds", self.theory_seeds, 1),
-            ("-n", self.max_tokens, DEFAULT_TOKENS),
+            ("-n", self.max_tokens, COMPARE_TOKENS),
             ("--ignore-eos", self.ignore_eos, False),
             ("--no-chat-template", self.no_chat_template, False),
-            ("-t", f"{self.temp:g}", f"{DEFAULT_TEMPERATURE:g}"),
+            ("-t", f"{self.temp:g}", f"{COMPARE_TEMPERATURE:g}"),
             ("--top-k", self.top_k, 0),
             ("--top-p", f"{self.top_p:g}", "1"),
             ("--min-p", f"{self.min_p:g}", "0"),

@@ -26,6 +26,8 @@ from mlxgen.config import (
 from mlxgen.errors import OptionError
 
 DEFAULT_DRAFT_TOKENS = 3
+COMPARE_TOKENS, COMPARE_TEMPERATURE = 128, 0.7
+VERIFY_TOKENS = 24
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,6 @@ from mlxgen.config import GenerationConfig, SamplingConfig, SpeculationConfig
 from mlxgen.errors import ExitCode, OptionError
 
 DEFAULT_PROMPTS = ("Explain in a few words why the sky is blue, then count from one to five.",)
-DEFAULT_TOKENS = 24
 
 
 @dataclass(frozen=True, kw_only=True)

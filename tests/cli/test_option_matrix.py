@@ -435,8 +435,7 @@ def test_names_of_an_option_mean_the_same(monkeypatch: pytest.MonkeyPatch) -> No
     # Some are refused alone, whatever they are called.
     monkeypatch.setattr("mlxgen.cli.app.check_dependent_options", lambda given: None)
     for command in ROWS:
-        owner = "cli.compare" if command == "compare" else "cli.app"
-        monkeypatch.setattr(f"mlxgen.{owner}.run_{command}", given.append)
+        monkeypatch.setattr(f"mlxgen.cli.{command}.run_{command}", given.append)
         for found in parameters(command):
             value = [] if found.is_flag else ["7"]
             for words in ([], *([name, *value] for name in found.opts)):
@@ -606,7 +605,7 @@ def test_option_that_reaches_nothing_is_noticed(
             before, _ = runs(bench, "generate", row, column)
             words = [*FIRST_WORDS["generate"], *row.base, *row.mode, *row.more]
             words += ["--draft-model", "{draft}"] if column == "drafted" else []
-            monkeypatch.setattr("mlxgen.cli.app.run_generate", deaf)
+            monkeypatch.setattr("mlxgen.cli.generate.run_generate", deaf)
             # A variable that nobody reads tells this run from the right one.
             after = bench.run("generate", words, **dict(row.how), variables={"LOST": option})
             monkeypatch.undo()
