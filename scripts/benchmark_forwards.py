@@ -28,18 +28,19 @@ from mlxgen.models.loading import load
 
 WIDTHS = range(1, 10)
 _FORWARDS = 9
+_MKL = "MKL"
 
 
 def arms() -> dict[str, dict[str, str]]:
     """Environment by name."""
-    libraries = (Path(scipy.__file__).parent.parent / "scipy.libs").glob("libscipy_openblas-*.so")
-    openblas = str(next(libraries))
+    folder = Path(scipy.__file__).parent.parent / "scipy.libs"
+    openblas = str(next(folder.glob("libscipy_openblas-*.so"), "no OpenBLAS of SciPy's here"))
     return {
         "MLX's own": {blas.VARIABLE: "off"},
         "SciPy's OpenBLAS, 1 thread": {blas.VARIABLE: openblas, "OPENBLAS_NUM_THREADS": "1"},
         "SciPy's OpenBLAS, 2 threads": {blas.VARIABLE: openblas, "OPENBLAS_NUM_THREADS": "2"},
-        "MKL, 1 thread": {blas.THREADS_VARIABLE: "1"},
-        "MKL, 2 threads": {blas.THREADS_VARIABLE: "2"},
+        f"{_MKL}, 1 thread": {blas.VARIABLE: "", blas.THREADS_VARIABLE: "1"},
+        f"{_MKL}, 2 threads": {blas.VARIABLE: "", blas.THREADS_VARIABLE: "2"},
     }
 
 
@@ -66,9 +67,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--busy", type=int, default=0, help="processes that compute meanwhile")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--child", metavar="ARM", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
+        library = blas.use_fast_blas().detail
+        if options.child.startswith(_MKL) and not library.startswith(_MKL):
+            raise SystemExit(f"the package mkl is not installed: this is {library}")
         print(json.dumps(forwards_ms()))
         return
     found: dict[str, list[list[float]]] = {name: [[] for _ in WIDTHS] for name in arms()}
@@ -79,7 +83,7 @@ def main() -> None:
         for _ in range(options.repeats):
             for name, settings in arms().items():
                 child = subprocess.run(
-                    [sys.executable, __file__, "--child"],
+                    [sys.executable, __file__, "--child", name],
                     env={**os.environ, **settings},
                     stdout=subprocess.PIPE,
                     check=True,

@@ -111,6 +111,7 @@ def load_models(pair: str, bits: int | None) -> tuple[Any, Any, int]:
         blas.use_fast_blas()
     dtype = mx.float32 if on_cpu else mx.bfloat16
     target_shape, draft_shape = PAIRS[pair]
+    mx.random.seed(0)
     width = SHAPES[target_shape].vocabulary
     return random_model(target_shape, dtype, bits), random_model(draft_shape, dtype, bits), width
 
@@ -285,7 +286,7 @@ class OtherProcess:
     def __init__(self, arguments: list[str]) -> None:
         self._child = subprocess.Popen(
             [sys.executable, __file__, *arguments, "--serve-mlx-lm"],
-            env={**MLX_DEFAULTS, **os.environ},
+            env={**os.environ, **MLX_DEFAULTS},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -302,8 +303,11 @@ class OtherProcess:
     def _ask(self, question: dict[str, Any]) -> list[float]:
         requests, answers = self._child.stdin, self._child.stdout
         assert requests is not None and answers is not None
-        print(json.dumps(question), file=requests, flush=True)
-        answer = answers.readline()
+        try:
+            print(json.dumps(question), file=requests, flush=True)
+            answer = answers.readline()
+        except BrokenPipeError:
+            answer = ""
         if not answer:
             raise SystemExit("mlx-lm's process ended; its message is above")
         times: list[float] = json.loads(answer)
@@ -389,7 +393,9 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=4, help="draft tokens of a round")
     parser.add_argument("--rounds", type=int, default=6, help="rounds of a burst")
     parser.add_argument("--cycles", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=600, help="begin no cycle after these")
+    parser.add_argument(
+        "--seconds", type=float, default=600, help="begin no cycle after these, but make one"
+    )
     parser.add_argument("--serve-mlx-lm", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     # Started first: the settings of this process come with its models.

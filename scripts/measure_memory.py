@@ -2,8 +2,9 @@
 
     python scripts/measure_memory.py --tokens 4096
 
-A row tells the peak since the row before. What is left of it without weights and caches is the work
-of a round: a block of logits, the probabilities made of it, and what the layers pass on.
+A row tells the peak since the row before, as MLX counts what it allocates. What is left of it
+without weights and caches is the work of a round: a block of logits, the probabilities made of it,
+and what the layers pass on.
 """
 
 from __future__ import annotations
@@ -58,9 +59,9 @@ def main() -> None:
         num_draft_tokens=options.k,
         accept_rule=AcceptRule.STOCHASTIC,
     )
-    weights = sum(weight_bytes(loaded.model) for loaded in (target, draft))
-    logits = (options.k + 1) * width * 4
-    print(f"weights of both: {weights / 2**20:.1f} MB; a block of logits: {logits / 2**20:.2f} MB")
+    weights_bytes = sum(weight_bytes(loaded.model) for loaded in (target, draft))
+    block_bytes = (options.k + 1) * width * 4
+    print(f"weights of both: {_mb(weights_bytes)} MB; a block of logits: {_mb(block_bytes)} MB")
     print("| tokens | peak, MB | caches, MB | peak without weights and caches, MB | in blocks |")
     print("|---|---|---|---|---|")
     mx.clear_cache()
@@ -68,15 +69,20 @@ def main() -> None:
     generator.prefill([1 + 7 * i % 40000 for i in range(options.prompt_tokens)])
     for count, _ in enumerate(generator.tokens(options.tokens), 1):
         if count % max(options.tokens // _ROWS, 1) == 0:
-            caches = sum(c.nbytes for model in models for c in flattened(model.caches))
-            peak = mx.get_peak_memory()
-            rest = peak - weights - caches
+            caches = [cache for model in models for cache in flattened(model.caches)]
+            caches_bytes = sum(cache.nbytes for cache in caches)
+            peak_bytes = mx.get_peak_memory()
+            rest_bytes = peak_bytes - weights_bytes - caches_bytes
             print(
-                f"| {count} | {peak / 2**20:.1f} | {caches / 2**20:.1f} | {rest / 2**20:.1f} | "
-                f"{rest / logits:.1f} |",
+                f"| {count} | {_mb(peak_bytes)} | {_mb(caches_bytes)} | {_mb(rest_bytes)} | "
+                f"{rest_bytes / block_bytes:.1f} |",
                 flush=True,
             )
             mx.reset_peak_memory()
+
+
+def _mb(size_bytes: int) -> str:
+    return f"{size_bytes / 2**20:.1f}"
 
 
 if __name__ == "__main__":

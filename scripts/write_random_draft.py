@@ -20,7 +20,8 @@ def randomised(name: str, weight: mx.array) -> mx.array:
     """A weight of the same shape and dtype. Norms and scales stay, so that logits are of usual
     size."""
     if weight.dtype == mx.uint32:
-        return mx.random.randint(0, 2**31 - 1, weight.shape).astype(mx.uint32)
+        high, low = (mx.random.randint(0, 2**16, weight.shape).astype(mx.uint32) for _ in "12")
+        return high * 2**16 + low
     if "norm" in name or name.endswith(("scales", "biases")):
         return weight
     return (0.02 * mx.random.normal(weight.shape)).astype(weight.dtype)

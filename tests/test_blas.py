@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+from importlib import metadata
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -63,10 +64,26 @@ def test_off_leaves_mlx_alone() -> None:
     assert _run(CHOICE, "off").stdout.startswith("False MLX's own")
 
 
+def _mkl_files() -> list[Any]:
+    try:
+        return list(metadata.files("mkl") or ())
+    except metadata.PackageNotFoundError:
+        return []
+
+
 @on_linux_cpu
-def test_it_is_used_without_being_asked_for() -> None:
-    best = "MKL" if platform.machine() == "x86_64" else "SciPy's OpenBLAS"
-    assert _run(CHOICE, None).stdout.startswith(f"True {best}")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="MKL is for x86-64")
+def test_the_cpu_extra_brings_mkl() -> None:
+    assert any(file.name.startswith("libmkl_rt.so") for file in _mkl_files())
+
+
+@on_linux_cpu
+@pytest.mark.parametrize("threads", [1, 2])
+def test_it_is_used_without_being_asked_for(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(blas.THREADS_VARIABLE, str(threads))
+    found = _run(CHOICE, None).stdout
+    assert found.startswith("True MKL" if _mkl_files() else "True SciPy's OpenBLAS")
+    assert f"{min(threads, len(os.sched_getaffinity(0)))} thread" in found
 
 
 @on_linux_cpu
@@ -76,9 +93,32 @@ def test_a_path_may_name_scipys_library() -> None:
 
 
 @on_linux_cpu
-def test_openblas_stands_in_where_mkl_is_not_installed() -> None:
-    without = f"from mlxgen.backend import blas; blas._mkl = lambda: iter(()); {CHOICE}"
-    assert _run(without, None).stdout.startswith("True SciPy's OpenBLAS")
+@pytest.mark.parametrize("hidden", ["package", "list of files", "library", "function", "threads'"])
+def test_openblas_stands_in_where_mkl_cannot_be_used(
+    hidden: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Package:
+        version = "0"
+
+        def __init__(self, name: str) -> None:
+            if hidden == "package":
+                raise metadata.PackageNotFoundError(name)
+            self.files = None if hidden == "list of files" else [Path("libmkl_rt.so.3")]
+
+        def locate_file(self, file: Path) -> Path:
+            return Path(mx.__file__) if hidden == "function" else Path("/nowhere") / file
+
+    if hidden == "threads'":
+        monkeypatch.setattr(blas, "_threads", lambda: 2)
+    monkeypatch.setattr(metadata, "distribution", Package)
+    first, *_ = [name for _, name in blas._installed_libraries()]
+    assert first.startswith("SciPy's OpenBLAS")
+
+
+@on_linux_cpu
+def test_mlx_keeps_its_own_where_there_is_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blas, "_installed_libraries", lambda: iter(()))
+    assert blas._choose("").detail == "MLX's own (no library found)"
 
 
 @on_linux_cpu
@@ -106,8 +146,9 @@ def test_threads_are_those_asked_for_that_the_process_may_use(
 
 
 @on_linux_cpu
-def test_a_path_that_is_no_library_is_one_line_that_names_the_variable() -> None:
-    done = _run(CHOICE, "/no/such/library.so")
+@pytest.mark.parametrize("path", ["/no/such/library.so", "libc.so.6"])
+def test_a_path_without_a_product_is_one_line_that_names_the_variable(path: str) -> None:
+    done = _run(CHOICE, path)
     assert done.returncode != 0
     assert "MLXGEN_BLAS must be off or the path of a library" in done.stderr.splitlines()[-1]
 

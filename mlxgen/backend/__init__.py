@@ -1,1 +1,1 @@
-"""The machine below: the BLAS of MLX's CPU backend, its CUDA graphs, calls within limits."""
+"""The machine below: the BLAS of the CPU backend, settings of the CUDA backend, limits of calls."""

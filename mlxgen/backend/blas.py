@@ -1,18 +1,17 @@
 """A faster matrix product for MLX on a Linux CPU.
 
 MLX's CPU wheel multiplies float32 matrices with the reference BLAS, which is not blocked for
-caches: five rows cost four times as much as one, so verifying a block is no cheaper than decoding
-it token by token. So MLX's calls of `cblas_sgemm` are pointed at another library's, after a check
-that the two agree: Intel's MKL where it is installed (`mlxgen[cpu]` brings it on x86-64), which
-reads a matrix for one to three rows as fast as memory allows; else the OpenBLAS that SciPy brings
-under names of its own.
+caches: five rows cost nearly five times as much as one, so verifying a block is no cheaper than
+decoding it token by token. So MLX's calls of `cblas_sgemm` are pointed at another library's, after
+a check that the two agree: Intel's MKL where it is installed (`mlxgen[cpu]` brings it on x86-64),
+which reads a matrix for one to three rows as fast as memory allows; else the OpenBLAS that SciPy
+brings under names of its own.
 
-Either runs on one thread unless OMP_NUM_THREADS asks for more: its threads wait for each other,
-and on busy cores a forward then takes ten times as long, while one thread takes little longer than
-on idle ones (docs/cpu.md has the numbers).
+Either runs on one thread unless OMP_NUM_THREADS asks for more: its threads wait for each other, so
+on busy cores every product waits for the slowest (docs/cpu.md).
 
 `MLXGEN_BLAS=off` leaves MLX alone; `MLXGEN_BLAS=PATH` names another library with a `cblas_sgemm`
-(SciPy's goes by its name there too), whose number of threads is then its own affair.
+(or with `scipy_cblas_sgemm`, SciPy's name for it), whose number of threads is then its own affair.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ _MLX_LIBRARY = "libmlx.so"
 _FUNCTION = "cblas_sgemm"
 _SCIPY_FUNCTION = "scipy_cblas_sgemm"
 _TOLERANCE = 1e-4
-_MKL_SEQUENTIAL, _MKL_INTEL = 1, 0
-"""Threading layers of mkl_service.h: MKL_THREADING_SEQUENTIAL, MKL_THREADING_INTEL."""
+_MKL_SEQUENTIAL, _MKL_INTEL, _MKL_32_BIT_INTEGERS = 1, 0, 0
+"""Of mkl_service.h: MKL_THREADING_SEQUENTIAL, MKL_THREADING_INTEL, MKL_INTERFACE_LP64."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,12 @@ def _mkl() -> Iterator[tuple[Any, str]]:
             continue
         threads = _threads()
         try:
-            library = ctypes.CDLL(str(package.locate_file(file)))
+            path = str(package.locate_file(file))
+            if threads > 1:
+                # MKL would load it at the first product, and end the process where it is missing.
+                ctypes.CDLL(str(Path(path).with_name("libiomp5.so")), mode=ctypes.RTLD_GLOBAL)
+            library = ctypes.CDLL(path)
+            library.MKL_Set_Interface_Layer(_MKL_32_BIT_INTEGERS)
             library.MKL_Set_Threading_Layer(_MKL_SEQUENTIAL if threads == 1 else _MKL_INTEL)
             library.MKL_Set_Num_Threads(threads)
             product = library[_FUNCTION]

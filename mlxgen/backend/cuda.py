@@ -1,10 +1,12 @@
 """Settings of MLX's CUDA backend that decoding needs. MLX reads them before its first computation.
 
-Attention. For more than one query MLX takes cuDNN's attention, and builds a cuDNN graph for every
-pair of query and key lengths. Key lengths grow with the text, so each verification of a block, and
-each draft step over two tokens, builds one: 45 to 70 ms on an H200, whatever the model, where the
-forward itself takes 5 to 12. MLX's own kernels need none. They are slower at prompts of many
-thousand tokens, where cuDNN reads a chunk about twice as fast.
+Attention. In 16 bits MLX takes cuDNN's attention for more than one query, and builds a cuDNN graph
+for every pair of query and key lengths. Key lengths grow with the text, so each verification of a
+block, and each draft step over two tokens, builds one: 45 to 70 ms on an H200, whatever the model,
+where the forward itself takes 5 to 14. Without cuDNN up to three queries have a kernel of their
+own, and more are put together from products and a softmax, which needs no graph. What that costs: a
+chunk of a prompt of many thousand tokens takes about twice as long and holds its scores, heads x
+chunk x keys, and single steps lose the kernel that MLX takes for them from 256 keys on.
 
 Launch graphs. MLX launches work as CUDA graphs and keeps the newest 400. A speculative round makes
 about a hundred, and others after another number of accepted tokens; once they no longer fit, every

@@ -47,7 +47,10 @@ def top_k(scores: mx.array, k: int) -> mx.array:
 
 
 def top_p(scores: mx.array, p: float) -> mx.array:
-    """Keep the smallest set of most likely tokens whose mass reaches p; 0 keeps the top token."""
+    """Keep the smallest set of most likely tokens whose mass reaches p; 0 keeps the top token.
+
+    Ties are those of probabilities in float32.
+    """
     if p >= 1:
         return scores
     if p <= 0:
