@@ -47,6 +47,9 @@ REGIMES = {
     "falls to .1 and rises again": Regime(10, 1, lambda w: 9 + w, falls_and_rises),
     "acceptance decays with offset": Regime(10, 0.5, lambda w: 9 + w, lambda e, i: 0.9 * 0.8**i),
     "launch-bound accelerator": Regime(8, 3.6, lambda w: 12.7, constant(0.7)),
+    "a step after two rows": Regime(
+        60, 11, lambda w: (46, 76, 88, 98, 100, 112, 109, 120)[w - 2], constant(0.7)
+    ),
     "two cores, blocked products": Regime(65, 7.5, lambda w: 65 + 13 * (w - 1), constant(0.55)),
 }
 
@@ -103,6 +106,49 @@ def test_a_controller_that_never_probes_again_loses_what_probing_wins() -> None:
 
     regime = REGIMES["falls to .1 and rises again"]
     assert mean_rate(regime, AdaptiveDepth) > 1.1 * mean_rate(regime, NeverProbes)
+
+
+def test_it_climbs_no_further_than_the_costs_it_knows() -> None:
+    """Of costs that jump after two rows it tries the first beyond the jump, twice, and no other."""
+    regime, depth = REGIMES["a step after two rows"], AdaptiveDepth()
+    tried: list[int] = []
+    for _ in range(60):
+        k = depth.choose()
+        if k == 0:
+            depth.record_plain(depth.plain_tokens, depth.plain_tokens * regime.plain)
+            continue
+        tried.append(k)
+        split = k * regime.draft if depth.wants_split_costs else None
+        depth.record_round(k, k, k, k * regime.draft + regime.verify(k + 1), split)
+    assert max(tried[:6]) == 2 and tried.count(2) == 2
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_a_machine_that_slows_down_and_recovers_changes_no_decision(
+    follows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """k = 1 is right at any pace. What was measured at a quick time looks cheap at a slow one, and
+    a controller that takes costs as they come is led astray."""
+    if not follows:
+        monkeypatch.setattr("mlxgen.speculative.depth._PACE_RATE", 0.0)
+    depth, generator = AdaptiveDepth(), random.Random(1)
+    others = 0
+    for turn in range(400):
+        pace = 1.0 + 0.8 * ((turn // 40) % 2)
+        k = depth.choose()
+        if k == 0:
+            depth.record_plain(depth.plain_tokens, pace * 60 * depth.plain_tokens)
+            others += depth.plain_tokens if turn > 40 else 0
+            continue
+        others += turn > 40 and k != 1
+        accepted = 0
+        while accepted < k and generator.random() < 0.5:
+            accepted += 1
+        draft_ms = pace * 11 * k
+        cost_ms = draft_ms + pace * (50 + 26 * (k - 1))
+        split = draft_ms if depth.wants_split_costs else None
+        depth.record_round(k, min(accepted + 1, k), accepted, cost_ms, split)
+    assert (others <= 10) is follows
 
 
 def test_decisions_depend_on_past_rounds_alone() -> None:

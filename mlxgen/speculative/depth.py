@@ -5,6 +5,10 @@ A round of k proposals costs k draft steps and one verification of width k + 1, 
 that the chain got there (Leviathan et al. 2023, section 3.5, by position and with measured costs).
 The best k maximises tokens per second; 0 is plain decoding. The choice looks at past rounds only,
 so it is lossless under every rule, `block` included.
+
+A machine changes its pace from second to second, when other work comes and goes, by as much as is
+at stake between two lengths. That slows all forwards alike, so costs are kept relative to the pace
+at which they were measured, and a length tried a while ago is compared fairly with the present one.
 """
 
 from __future__ import annotations
@@ -19,6 +23,10 @@ MAX_DEPTH_TOKENS = 8
 _WARM_UP_STEPS = 2
 _SAMPLES = 11
 _TRUSTED_SAMPLES = 2
+_PACING_SAMPLES = 5
+_PACE_RATE = 0.2
+_LARGEST_PACE_STEP = 2.0
+_BELIEVED_EXCESS = 1.3
 _SLOW_RATE = 0.02
 _FAST_RATE = 0.12
 _PROBING_RATE = 0.35
@@ -91,11 +99,15 @@ class _Cost:
         self._samples: deque[float] = deque(maxlen=_SAMPLES)
 
     def add(self, sample_ms: float) -> None:
-        self._samples.append(max(sample_ms, 1e-6))
+        self._samples.append(sample_ms)
 
     @property
     def is_trusted(self) -> bool:
         return len(self._samples) >= _TRUSTED_SAMPLES
+
+    @property
+    def tells_pace(self) -> bool:
+        return len(self._samples) >= _PACING_SAMPLES
 
     @property
     def ms(self) -> float | None:
@@ -133,7 +145,8 @@ class _Acceptance:
 
 @dataclass(frozen=True)
 class DepthSummary:
-    """What an adaptive run chose and why. Costs in milliseconds, None where never measured.
+    """What an adaptive run chose and why. Costs in milliseconds at the pace of the end, None where
+    never measured.
 
     predicted_speedup: against plain decoding at the last choice; break_even: the acceptance, alike
     at every position, at which that choice costs as much as plain decoding, None for k = 0.
@@ -162,6 +175,7 @@ class AdaptiveDepth:
         self._draft_step = _Cost()
         self._verify: dict[int, _Cost] = {}
         self._acceptance: list[_Acceptance] = []
+        self._pace = 1.0
         self._k = 0
         self._is_warming_up = True
         self._pause_tokens = _FIRST_PAUSE_TOKENS
@@ -198,7 +212,7 @@ class AdaptiveDepth:
         """After enough plain tokens it is time to probe."""
         if tokens < 1:
             return
-        self._plain.add(cost_ms / tokens)
+        self._learn(self._plain, cost_ms / tokens)
         self._plain_since_probe += tokens
         is_due = self._plain_since_probe >= self.plain_tokens
         if self._is_warming_up:
@@ -214,16 +228,24 @@ class AdaptiveDepth:
         """Update costs and acceptance, then choose anew."""
         self._rounds_by_k[k] = self._rounds_by_k.get(k, 0) + 1
         if draft_ms is not None:
-            self._draft_step.add(draft_ms / k)
-        step_ms = self._draft_step.ms or 0.0
+            self._learn(self._draft_step, draft_ms / k)
+        step_ms = self._pace * (self._draft_step.ms or 0.0)
         verify_ms = cost_ms - (draft_ms if draft_ms is not None else k * step_ms)
-        self._verify.setdefault(k + 1, _Cost()).add(verify_ms)
+        self._learn(self._verify.setdefault(k + 1, _Cost()), verify_ms)
         for position in range(tested):
             if position == len(self._acceptance):
                 self._acceptance.append(_Acceptance(self._acceptance_at(position)))
             is_probe = self._probe_rounds_left > 0
             self._acceptance[position].learn(position < accepted, is_probe)
         self._decide(accepted)
+
+    def _learn(self, cost: _Cost, sample_ms: float) -> None:
+        """Add a sample as it would have been at the pace of the beginning, and follow the pace."""
+        sample_ms = max(sample_ms, 1e-6) / self._pace
+        if cost.tells_pace and cost.ms is not None:
+            step = min(max(sample_ms / cost.ms, 1 / _LARGEST_PACE_STEP), _LARGEST_PACE_STEP)
+            self._pace *= step**_PACE_RATE
+        cost.add(sample_ms)
 
     # How it decides.
 
@@ -256,8 +278,14 @@ class AdaptiveDepth:
         return (1 + self._acceptance[0].doubted_rate) / self._round_ms(1) > self._rate(0)
 
     def _candidates(self) -> range:
-        """0 up to one step beyond the widest verification measured."""
-        return range(min(self._max, max(self._verify)) + 1)
+        """0 up to one step beyond the widest verification whose cost is known."""
+        known = [width for width, cost in self._verify.items() if self._is_believed(width, cost)]
+        return range(min(self._max, max(known, default=1)) + 1)
+
+    def _is_believed(self, width: int, cost: _Cost) -> bool:
+        """A single sample far above what was expected may be a kernel's first use, or the truth:
+        nothing wider is tried before there is a second one."""
+        return cost.is_trusted or (cost.ms or 0.0) < _BELIEVED_EXCESS * self._expected_verify(width)
 
     def _probe_depth(self) -> int:
         reachable = [k for k in self._candidates() if k > 0]
@@ -297,19 +325,19 @@ class AdaptiveDepth:
         A single sample may have paid for a kernel's first use: it counts only where it is below
         that line, so that a second one is taken.
         """
+        expected = self._expected_verify(width)
+        cost = self._verify.get(width)
+        if cost is None or cost.ms is None or cost.is_trusted:
+            return expected
+        return min(cost.ms, expected)
+
+    def _expected_verify(self, width: int) -> float:
+        """From trusted costs alone."""
         known = {1: self._plain.ms or 1.0}
         known.update(
-            {
-                w: cost.ms
-                for w, cost in self._verify.items()
-                if cost.ms is not None and cost.is_trusted
-            }
+            {w: cost.ms for w, cost in self._verify.items() if cost.ms and cost.is_trusted}
         )
-        if width in known:
-            return known[width]
-        estimate = _on_line(known, width)
-        single = self._verify[width].ms if width in self._verify else None
-        return estimate if single is None else min(single, estimate)
+        return known[width] if width in known else _on_line(known, width)
 
     def summary(self) -> DepthSummary:
         """What `--profile` prints."""
@@ -318,10 +346,10 @@ class AdaptiveDepth:
         return DepthSummary(
             k=k,
             rounds_by_k=dict(sorted(self._rounds_by_k.items())),
-            plain_ms=self._plain.ms,
-            draft_step_ms=self._draft_step.ms,
+            plain_ms=self._now(self._plain),
+            draft_step_ms=self._now(self._draft_step),
             verify_ms={
-                width: cost.ms
+                width: self._pace * cost.ms
                 for width, cost in sorted(self._verify.items())
                 if cost.ms is not None
             },
@@ -329,6 +357,9 @@ class AdaptiveDepth:
             predicted_speedup=self._rate(k) / self._rate(0) if is_known else None,
             break_even=self._break_even(k) if is_known and k > 0 else None,
         )
+
+    def _now(self, cost: _Cost) -> float | None:
+        return None if cost.ms is None else self._pace * cost.ms
 
     def _break_even(self, k: int) -> float:
         """The constant acceptance at which k pays exactly as much as plain decoding."""
