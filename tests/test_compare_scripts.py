@@ -24,7 +24,10 @@ WRITER = ROOT / "scripts" / "write_benchmark_results.py"
 
 
 def ab(*words: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    program = {"MLXGEN": f"{sys.executable} -m mlxgen"}
+    python = Path(sys.executable)
+    # Found by its name: MLXGEN is split at blanks, and a checkout may lie below one.
+    path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
+    program = {"MLXGEN": f"{python.name} -m mlxgen", "PATH": path}
     return subprocess.run(
         [str(SHELL), *map(str, words)],
         env=environment({**program, **variables}),

@@ -102,12 +102,21 @@ def is_clear_of_swaps(row: FloatArray) -> bool:
     return len(at) < 2 or bool(np.diff(at).min() > SLACK)
 
 
+def is_clear_of_merges(row: FloatArray) -> bool:
+    """Whether scores that differ have probabilities that differ in float32 too: top-p takes those
+    for ties that do not."""
+    at = np.unique(row[np.isfinite(row)])
+    return len(at) < 2 or bool(np.diff(at).min() > SLACK)
+
+
 @pytest.mark.parametrize("name", CASES)
 @given(data=st.data())
 def test_filter_keeps_what_float64_keeps(name: str, data: st.DataObject) -> None:
     apply, reference, settings = CASES[name]
     slack = 0.0 if name == "top_k" else SLACK
     rows = data.draw(ROWS)
+    if name == "top_p":
+        assume(all(is_clear_of_merges(np.array(row, dtype=np.float32)) for row in rows))
     if name == "typical_p":
         assume(all(is_clear_of_swaps(np.array(row, dtype=np.float32)) for row in rows))
     check(apply, reference, rows, data.draw(settings), slack=slack)
