@@ -39,7 +39,7 @@ class ScriptedDepth:
     def choose(self) -> int:
         return self._choices[self._turn % len(self._choices)]
 
-    def record_plain(self, tokens: int, step_ms: float) -> None:
+    def record_plain(self, tokens: int, cost_ms: float) -> None:
         self._turn += 1
 
     def record_round(
@@ -194,8 +194,8 @@ class JumpyCosts(AdaptiveDepth):
         super().__init__()
         self._generator = random.Random(4)
 
-    def record_plain(self, tokens: int, step_ms: float) -> None:
-        super().record_plain(tokens, self._generator.uniform(10, 20))
+    def record_plain(self, tokens: int, cost_ms: float) -> None:
+        super().record_plain(tokens, tokens * self._generator.uniform(10, 20))
 
     def record_round(
         self, k: int, tested: int, accepted: int, cost_ms: float, draft_ms: float | None

@@ -20,7 +20,7 @@ from statistics import median
 from typing import Protocol
 
 MAX_DEPTH_TOKENS = 8
-_WARM_UP_STEPS = 3
+_WARM_UP_STEPS = 2
 _SAMPLES = 11
 _TRUSTED_SAMPLES = 2
 _PACING_SAMPLES = 5
@@ -58,8 +58,8 @@ class DraftDepth(Protocol):
     def wants_split_costs(self) -> bool:
         """Whether the next round should time its draft apart, at the price of a synchronisation."""
 
-    def record_plain(self, tokens: int, step_ms: float) -> None:
-        """Learn from tokens decoded plainly, a step of which took step_ms."""
+    def record_plain(self, tokens: int, cost_ms: float) -> None:
+        """Learn from tokens decoded plainly."""
 
     def record_round(
         self, k: int, tested: int, accepted: int, cost_ms: float, draft_ms: float | None
@@ -83,7 +83,7 @@ class FixedDepth:
         """k."""
         return self._k
 
-    def record_plain(self, tokens: int, step_ms: float) -> None:
+    def record_plain(self, tokens: int, cost_ms: float) -> None:
         """Nothing to learn."""
 
     def record_round(
@@ -216,11 +216,11 @@ class AdaptiveDepth:
             return 1
         return 0 if self._should_check_plain() else self._k
 
-    def record_plain(self, tokens: int, step_ms: float) -> None:
+    def record_plain(self, tokens: int, cost_ms: float) -> None:
         """After enough plain tokens it is time to probe."""
         if tokens < 1:
             return
-        self._learn(self._plain, step_ms)
+        self._learn(self._plain, cost_ms / tokens)
         self._rounds_since_plain = 0
         if not self._is_warming_up and not self._is_parked:
             self._check_rounds = min(2 * self._check_rounds, _LAST_CHECK_ROUNDS)

@@ -197,22 +197,17 @@ class SpeculativeGenerator:
     def _plain(self, left: int) -> Generator[Token, None, None]:
         """Target tokens without proposals, until there is something to propose again."""
         length_before = len(self._history)
-        stamps_s = [self._clock()]
+        started_s = self._clock()
 
         def nothing_to_propose() -> bool:
-            stamps_s.append(self._clock())
             return self._plan(left - (len(self._history) - length_before)) == 0
 
         count = min(left, self._depth.plain_tokens)
         if (yield from self._stepper.steps(self._history, count, nothing_to_propose)):
             self.finish_reason = FinishReason.STOP
-        tokens = len(self._history) - length_before
-        # The stepper asks before its first token and after it. That one waited for nothing to
-        # overlap with, which plain decoding does once a run: it does not count where more follow.
-        first, begun_s = (1, stamps_s[2]) if len(stamps_s) > 2 else (0, stamps_s[0])
-        if tokens > first:
-            step_ms = 1e3 * (self._clock() - begun_s) / (tokens - first)
-            self._depth.record_plain(tokens, step_ms)
+        self._depth.record_plain(
+            len(self._history) - length_before, 1e3 * (self._clock() - started_s)
+        )
 
     def _dispatch(self, left: int) -> _Flight | None:
         """Start a round, if there is something to propose: draft and verification as one graph."""
