@@ -151,26 +151,6 @@ def test_a_machine_that_slows_down_and_recovers_changes_no_decision(
     assert (others <= 10) is follows
 
 
-@pytest.mark.parametrize("checks", [True, False])
-def test_plain_steps_that_were_slow_at_first_are_measured_again(
-    checks: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A useless draft looks nearly free beside the first plain steps, and is not."""
-    if not checks:
-        monkeypatch.setattr("mlxgen.speculative.depth._NARROW_GAIN", 0.0)
-    depth = AdaptiveDepth()
-    plain_tokens = 0
-    while sum(depth.summary().rounds_by_k.values()) + plain_tokens < 300:
-        k = depth.choose()
-        if k == 0:
-            plain_ms = 80.0 if depth.summary().plain_ms is None else 60.0
-            depth.record_plain(depth.plain_tokens, plain_ms * depth.plain_tokens)
-            plain_tokens += depth.plain_tokens
-        else:
-            depth.record_round(k, 1, 0, 58.0 + 11 * k, 11.0 * k)
-    assert (plain_tokens > 200) is checks
-
-
 def test_decisions_depend_on_past_rounds_alone() -> None:
     """Two runs with the same past choose alike; `choose` changes nothing."""
     first, second = AdaptiveDepth(), AdaptiveDepth()

@@ -38,10 +38,6 @@ _FIRST_PAUSE_TOKENS = 4
 _LONGEST_PAUSE_TOKENS = 256
 _HOPELESS_PAUSE_TOKENS = 1024
 _PROBE_ROUNDS = 4
-_NARROW_GAIN = 1.25
-_CHECK_STEPS = 3
-_FIRST_CHECK_ROUNDS = 8
-_LAST_CHECK_ROUNDS = 64
 
 
 class DraftDepth(Protocol):
@@ -186,19 +182,15 @@ class AdaptiveDepth:
         self._probe_rounds_left = 0
         self._is_parked = False
         self._plain_since_probe = 0
-        self._rounds_since_plain = 0
-        self._check_rounds = _FIRST_CHECK_ROUNDS
         self._rounds_by_k: dict[int, int] = {}
 
     # What the loop asks.
 
     @property
     def plain_tokens(self) -> int:
-        """Length of the plain stretch before the next round."""
+        """Length of the plain stretch before the next probe."""
         if self._is_warming_up:
             return _WARM_UP_STEPS
-        if not self._is_parked:
-            return _CHECK_STEPS
         return _HOPELESS_PAUSE_TOKENS if self._is_hopeless() else self._pause_tokens
 
     @property
@@ -214,18 +206,13 @@ class AdaptiveDepth:
             return self._probe_depth()
         if not self._is_parked and not self._is_calibrated():
             return 1
-        return 0 if self._should_check_plain() else self._k
+        return self._k
 
     def record_plain(self, tokens: int, cost_ms: float) -> None:
         """After enough plain tokens it is time to probe."""
         if tokens < 1:
             return
         self._learn(self._plain, cost_ms / tokens)
-        self._rounds_since_plain = 0
-        if not self._is_warming_up and not self._is_parked:
-            self._check_rounds = min(2 * self._check_rounds, _LAST_CHECK_ROUNDS)
-            self._switch()
-            return
         self._plain_since_probe += tokens
         is_due = self._plain_since_probe >= self.plain_tokens
         if self._is_warming_up:
@@ -240,7 +227,6 @@ class AdaptiveDepth:
     ) -> None:
         """Update costs and acceptance, then choose anew."""
         self._rounds_by_k[k] = self._rounds_by_k.get(k, 0) + 1
-        self._rounds_since_plain += 1
         if draft_ms is not None:
             self._learn(self._draft_step, draft_ms / k)
         step_ms = self._pace * (self._draft_step.ms or 0.0)
@@ -282,19 +268,9 @@ class AdaptiveDepth:
             if self._is_parked and self._probe_rounds_left == 0:
                 self._pause_tokens = min(2 * self._pause_tokens, _LONGEST_PAUSE_TOKENS)
             return
-        self._switch()
-
-    def _switch(self) -> None:
-        best = max(self._candidates(), key=self._rate)
         if self._k == 0 or self._rate(best) > _SWITCH_GAIN * self._rate(self._k):
             self._k = best if best > 0 or not self._may_pay() else 1
         self._is_parked = self._k == 0
-
-    def _should_check_plain(self) -> bool:
-        """Plain steps are measured at the beginning, when a machine may not be at its usual pace.
-        Where little is gained over them they are measured again, less and less often."""
-        is_due = self._rounds_since_plain >= self._check_rounds
-        return is_due and self._rate(self._k) < _NARROW_GAIN * self._rate(0)
 
     def _may_pay(self) -> bool:
         """Whether one proposal a round would pay, were its acceptance a little better than it
