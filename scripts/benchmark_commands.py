@@ -22,6 +22,7 @@ import sys
 import time
 from pathlib import Path
 
+from busy_processes import busy_processes
 from mlx_defaults import MLX_DEFAULTS
 
 from mlxgen.models import default_pair
@@ -124,19 +125,13 @@ def main() -> None:
     arms = [MLX_LM, *options.arms]
     speeds: dict[str, list[float]] = {arm: [] for arm in arms}
     firsts_ms: dict[str, list[float]] = {arm: [] for arm in arms}
-    others = [
-        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(options.busy)
-    ]
-    try:
+    with busy_processes(options.busy):
         for repeat in range(options.repeats):
             shift = repeat % len(arms)
             for arm in arms[shift:] + arms[:shift]:
                 speed, first_ms = run(arm, options.tokens)
                 speeds[arm].append(speed)
                 firsts_ms[arm].append(first_ms)
-    finally:
-        for other in others:
-            other.kill()
     print(table(speeds, firsts_ms))
     facts = {"tokens": options.tokens, "busy": options.busy, "cores": os.cpu_count()}
     print(json.dumps({**facts, "tokens_per_second": speeds, "first_token_ms": firsts_ms}))

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import scipy
+from busy_processes import busy_processes
 from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
 
 from mlxgen.backend import blas
@@ -76,10 +77,7 @@ def main() -> None:
         print(json.dumps(forwards_ms()))
         return
     found: dict[str, list[list[float]]] = {name: [[] for _ in WIDTHS] for name in arms()}
-    others = [
-        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(options.busy)
-    ]
-    try:
+    with busy_processes(options.busy):
         for _ in range(options.repeats):
             for name, settings in arms().items():
                 child = subprocess.run(
@@ -90,9 +88,6 @@ def main() -> None:
                 )
                 for times, more in zip(found[name], json.loads(child.stdout), strict=True):
                     times += more
-    finally:
-        for other in others:
-            other.kill()
     print("| BLAS |" + "".join(f" {width} |" for width in WIDTHS))
     print("|---|" + "---|" * len(WIDTHS))
     for name, by_width in found.items():

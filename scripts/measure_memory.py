@@ -15,10 +15,10 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_reduce
 
-from mlxgen.cache.cached_model import CachedModel
 from mlxgen.cache.caches import flattened
-from mlxgen.config import AcceptRule, SamplingConfig
+from mlxgen.config import AcceptRule, CacheConfig, SamplingConfig
 from mlxgen.drafters.draft_model import DraftModel
+from mlxgen.memory import fresh_draft, fresh_target
 from mlxgen.models import default_pair
 from mlxgen.models.loading import load
 from mlxgen.sampling.chain import SamplerChain
@@ -47,10 +47,8 @@ def main() -> None:
     draft = load(str(default_pair.draft_directory()), role="draft")
     width = target.drawable_ids
     chain, randomness = SamplerChain(SamplingConfig(temperature=0.7), width), Randomness(0)
-    models = [
-        CachedModel(loaded.model, role=role, width=width)
-        for role, loaded in (("target", target), ("draft", draft))
-    ]
+    caches = CacheConfig()
+    models = [fresh_target(target, caches), fresh_draft(target, draft, caches)]
     generator = SpeculativeGenerator(
         models[0],
         DraftModel(models[1], chain, randomness),
@@ -69,8 +67,8 @@ def main() -> None:
     generator.prefill([1 + 7 * i % 40000 for i in range(options.prompt_tokens)])
     for count, _ in enumerate(generator.tokens(options.tokens), 1):
         if count % max(options.tokens // _ROWS, 1) == 0:
-            caches = [cache for model in models for cache in flattened(model.caches)]
-            caches_bytes = sum(cache.nbytes for cache in caches)
+            held = [cache for model in models for cache in flattened(model.caches)]
+            caches_bytes = sum(cache.nbytes for cache in held)
             peak_bytes = mx.get_peak_memory()
             rest_bytes = peak_bytes - weights_bytes - caches_bytes
             print(
