@@ -25,6 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import metadata
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
@@ -237,46 +238,47 @@ def _gaps_of_stamped(steps: Iterator[Any], ends_round: Callable[[Any], bool]) ->
     return _gaps(stamped(), stamps_s)
 
 
-def own_arms(bench: Bench) -> dict[str, Burst]:
-    """Name to measurement: the floor and mlxgen."""
-    greedy = SamplingConfig()
-    sampled = SamplingConfig(temperature=0.7, top_p=0.9)
-    pure = SamplingConfig(temperature=0.7)
-    found = {
-        "floor": bench.floor(),
-        "plain T=0": bench.plain(greedy),
-        "plain T=0.7 top-p 0.9": bench.plain(sampled),
-        "round T=0": bench.speculative(greedy, AcceptRule.SAMPLER_MATCH, False),
-    }
-    for rule in AcceptRule:
-        found[f"round T=0.7 {rule.value}"] = bench.speculative(pure, rule, False)
-    for rule in AcceptRule:
-        found[f"round T=0.7 top-p 0.9 {rule.value}"] = bench.speculative(sampled, rule, False)
-    found["round T=0.7 top-p 0.9 stochastic, diagnostics"] = bench.speculative(
-        sampled, AcceptRule.STOCHASTIC, True
-    )
-    return found
+FLOOR = "floor"
+GREEDY = SamplingConfig()
+PURE = SamplingConfig(temperature=0.7)
+SAMPLED = SamplingConfig(temperature=0.7, top_p=0.9)
+OWN_ARMS: dict[str, Callable[[Bench], Burst]] = {
+    FLOOR: lambda bench: bench.floor(),
+    "plain T=0": lambda bench: bench.plain(GREEDY),
+    "plain T=0.7 top-p 0.9": lambda bench: bench.plain(SAMPLED),
+    "round T=0": lambda bench: bench.speculative(GREEDY, AcceptRule.SAMPLER_MATCH, False),
+    **{
+        f"round T=0.7 {rule.value}": partial(
+            Bench.speculative, sampling=PURE, rule=rule, diagnostics=False
+        )
+        for rule in AcceptRule
+    },
+    **{
+        f"round T=0.7 top-p 0.9 {rule.value}": partial(
+            Bench.speculative, sampling=SAMPLED, rule=rule, diagnostics=False
+        )
+        for rule in AcceptRule
+    },
+    "round T=0.7 top-p 0.9 stochastic, diagnostics": lambda bench: bench.speculative(
+        SAMPLED, AcceptRule.STOCHASTIC, True
+    ),
+}
+"""The floor and mlxgen: name to what makes the measurement."""
+MLX_LM_ARMS: dict[str, Callable[[Bench], Burst]] = {
+    "mlx-lm plain T=0": lambda bench: bench.mlx_lm_plain(0.0, 0.0),
+    "mlx-lm plain T=0.7 top-p 0.9": lambda bench: bench.mlx_lm_plain(0.7, 0.9),
+    "mlx-lm round T=0": lambda bench: bench.mlx_lm_speculative(0.0, 0.0),
+    "mlx-lm round T=0.7": lambda bench: bench.mlx_lm_speculative(0.7, 0.0),
+    "mlx-lm round T=0.7 top-p 0.9": lambda bench: bench.mlx_lm_speculative(0.7, 0.9),
+}
+"""The same of mlx-lm, for the process of its own."""
 
 
-MLX_LM_ARMS = [
-    "mlx-lm plain T=0",
-    "mlx-lm plain T=0.7 top-p 0.9",
-    "mlx-lm round T=0",
-    "mlx-lm round T=0.7",
-    "mlx-lm round T=0.7 top-p 0.9",
-]
-
-
-def mlx_lm_arms(bench: Bench) -> dict[str, Burst]:
-    """Name to measurement, in the order of `MLX_LM_ARMS`."""
-    bursts = [
-        bench.mlx_lm_plain(0.0, 0.0),
-        bench.mlx_lm_plain(0.7, 0.9),
-        bench.mlx_lm_speculative(0.0, 0.0),
-        bench.mlx_lm_speculative(0.7, 0.0),
-        bench.mlx_lm_speculative(0.7, 0.9),
-    ]
-    return dict(zip(MLX_LM_ARMS, bursts, strict=True))
+def made(
+    arms: dict[str, Callable[[Bench], Burst]], chosen: list[str], bench: Bench
+) -> dict[str, Burst]:
+    """The chosen ones among the arms, in their order."""
+    return {name: make(bench) for name, make in arms.items() if name in chosen}
 
 
 class OtherProcess:
@@ -292,13 +294,13 @@ class OtherProcess:
             text=True,
         )
 
-    def arms(self) -> dict[str, Burst]:
+    def arms(self, chosen: list[str]) -> dict[str, Burst]:
         """Name to measurement."""
 
         def burst_of(name: str) -> Burst:
             return lambda rounds: self._ask({"arm": name, "rounds": rounds})
 
-        return {name: burst_of(name) for name in MLX_LM_ARMS}
+        return {name: burst_of(name) for name in MLX_LM_ARMS if name in chosen}
 
     def _ask(self, question: dict[str, Any]) -> list[float]:
         requests, answers = self._child.stdin, self._child.stdout
@@ -376,12 +378,11 @@ def table(times: dict[str, list[float]]) -> str:
     """Markdown: median ms of each arm and its ratio to the floor, then arm against arm."""
     rows = ["| arm | ms, median | arm / floor | quartiles |", "|---|---|---|---|"]
     for name, values in times.items():
-        rows.append(
-            f"| {name} | {statistics.median(values):.2f} | {_ratios(times, name, 'floor')} |"
-        )
+        rows.append(f"| {name} | {statistics.median(values):.2f} | {_ratios(times, name, FLOOR)} |")
     rows += ["", "| arm | against | ratio | quartiles |", "|---|---|---|---|"]
     for upper, lower in COMPARED:
-        rows.append(f"| {upper} | {lower} | {_ratios(times, upper, lower)} |")
+        if upper in times and lower in times:
+            rows.append(f"| {upper} | {lower} | {_ratios(times, upper, lower)} |")
     return "\n".join(rows)
 
 
@@ -396,25 +397,40 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=600, help="begin no cycle after these, but make one"
     )
+    every_arm = [*OWN_ARMS, *MLX_LM_ARMS]
+    parser.add_argument(
+        "--arms",
+        nargs="+",
+        choices=every_arm,
+        default=every_arm,
+        metavar="ARM",
+        help="beside the floor; the first columns of the tables name them",
+    )
     parser.add_argument("--serve-mlx-lm", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    chosen = [FLOOR, *options.arms]
+    needs_mlx_lm = any(name in MLX_LM_ARMS for name in chosen)
     # Started first: the settings of this process come with its models.
-    other = None if options.serve_mlx_lm else OtherProcess(sys.argv[1:])
+    other = None
+    if needs_mlx_lm and not options.serve_mlx_lm:
+        other = OtherProcess(sys.argv[1:])
     target, draft, width = load_models(options.pair, options.bits)
     most_tokens = (options.cycles + 2) * (options.rounds + _SETTLING + 1) * (options.k + 1)
     bench = Bench(target, draft, width, options.k, most_tokens)
-    if other is None:
-        serve(mlx_lm_arms(bench))
+    if options.serve_mlx_lm:
+        serve(made(MLX_LM_ARMS, chosen, bench))
         return
-    times = measure(own_arms(bench) | other.arms(), options.rounds, options.cycles, options.seconds)
-    other.close()
+    arms = made(OWN_ARMS, chosen, bench) | (other.arms(chosen) if other is not None else {})
+    times = measure(arms, options.rounds, options.cycles, options.seconds)
+    if other is not None:
+        other.close()
     print(table(times))
     facts = {
         "pair": options.pair,
         "bits": options.bits,
         "k": options.k,
         "rounds": options.rounds,
-        "cycles": len(times["floor"]),
+        "cycles": len(times[FLOOR]),
         "device": str(mx.default_device()),
         "machine": platform.machine(),
         "mlx": metadata.version("mlx"),

@@ -75,6 +75,7 @@ def load_pair(
 ) -> tuple[LoadedModel, LoadedModel | None]:
     """Load both models; a draft that does not fit the target is an error here."""
     from mlxgen.backend.blas import use_fast_blas
+    from mlxgen.backend.single_rows import takes_pairs
     from mlxgen.models.loading import load_checkpoint
     from mlxgen.models.vocabulary import compare_vocabularies
 
@@ -91,7 +92,8 @@ def load_pair(
         choice.target, adapter=adapter, trust_remote_code=trust_remote_code, warn=streams.warn
     )
     if verbose:
-        streams.note(f"Matrix products in float32 on the CPU: {use_fast_blas().detail}")
+        pairs = ", single rows in pairs" if takes_pairs(target.model) else ""
+        streams.note(f"Matrix products in float32 on the CPU: {use_fast_blas().detail}{pairs}")
     if choice.draft is None or choice.kind is None:
         return target, None
     if choice.draft.path.resolve() == choice.target.path.resolve() and adapter is None:

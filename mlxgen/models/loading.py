@@ -19,6 +19,7 @@ import mlx.core as mx
 
 from mlxgen.backend.blas import use_fast_blas
 from mlxgen.backend.cuda import prepare_cuda
+from mlxgen.backend.single_rows import pair_single_rows
 from mlxgen.errors import MlxgenError, ModelError
 from mlxgen.models.checkpoint import Checkpoint, read_checkpoint
 from mlxgen.models.files import irregular_file, missing_shards
@@ -218,7 +219,9 @@ def _in_float32(model: Any, checkpoint: Checkpoint, warn: Callable[[str], None])
     use_fast_blas()
     # The scales first: dequantising in float16 would round every weight once more.
     model.set_dtype(mx.float32)
-    return dequantize_model(model)
+    model = dequantize_model(model)
+    pair_single_rows(model)
+    return model
 
 
 def one_line(error: BaseException) -> str:
