@@ -64,7 +64,7 @@ def tokens_per_ms(regime: Regime, depth: DraftDepth, seed: int) -> float:
             count = min(depth.plain_tokens, TOKENS - emitted)
             elapsed += count * regime.plain
             emitted += count
-            depth.record_plain(count, count * regime.plain)
+            depth.record_plain(count, regime.plain)
             continue
         accepted = 0
         while accepted < k and generator.random() < regime.acceptance(emitted, accepted):
@@ -100,9 +100,9 @@ def test_a_controller_that_never_stands_aside_fails_the_same_check() -> None:
 
 def test_a_controller_that_never_probes_again_loses_what_probing_wins() -> None:
     class NeverProbes(AdaptiveDepth):
-        def record_plain(self, tokens: int, cost_ms: float) -> None:
+        def record_plain(self, tokens: int, step_ms: float) -> None:
             if self._is_warming_up:
-                super().record_plain(tokens, cost_ms)
+                super().record_plain(tokens, step_ms)
 
     regime = REGIMES["falls to .1 and rises again"]
     assert mean_rate(regime, AdaptiveDepth) > 1.1 * mean_rate(regime, NeverProbes)
@@ -115,7 +115,7 @@ def test_it_climbs_no_further_than_the_costs_it_knows() -> None:
     for _ in range(60):
         k = depth.choose()
         if k == 0:
-            depth.record_plain(depth.plain_tokens, depth.plain_tokens * regime.plain)
+            depth.record_plain(depth.plain_tokens, regime.plain)
             continue
         tried.append(k)
         split = k * regime.draft if depth.wants_split_costs else None
@@ -137,7 +137,7 @@ def test_a_machine_that_slows_down_and_recovers_changes_no_decision(
         pace = 1.0 + 0.8 * ((turn // 40) % 2)
         k = depth.choose()
         if k == 0:
-            depth.record_plain(depth.plain_tokens, pace * 60 * depth.plain_tokens)
+            depth.record_plain(depth.plain_tokens, pace * 60)
             others += depth.plain_tokens if turn > 40 else 0
             continue
         others += turn > 40 and k != 1
@@ -161,7 +161,7 @@ def test_decisions_depend_on_past_rounds_alone() -> None:
         if k == 0:
             tokens = first.plain_tokens
             for depth in (first, second):
-                depth.record_plain(tokens, 10.0 * tokens)
+                depth.record_plain(tokens, 10.0)
             continue
         accepted = generator.randint(0, k)
         for depth in (first, second):
@@ -178,7 +178,7 @@ def test_a_first_use_that_takes_seconds_does_not_rule_out_drafting() -> None:
         k = depth.choose()
         if k == 0:
             count = depth.plain_tokens
-            depth.record_plain(count, count * regime.plain)
+            depth.record_plain(count, regime.plain)
             continue
         verify_ms = regime.verify(k + 1) if k in seen else 3000.0
         seen.add(k)

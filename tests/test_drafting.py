@@ -39,7 +39,7 @@ class ScriptedDepth:
     def choose(self) -> int:
         return self._choices[self._turn % len(self._choices)]
 
-    def record_plain(self, tokens: int, cost_ms: float) -> None:
+    def record_plain(self, tokens: int, step_ms: float) -> None:
         self._turn += 1
 
     def record_round(
@@ -183,6 +183,47 @@ def test_tokens_of_a_round_come_after_the_next_round_was_dispatched(models: Mode
     assert target.cached_tokens == len(settings.prompt) + 1
 
 
+class RecordedSteps(ScriptedDepth):
+    """Stretches of plain_tokens, and what a step of each took."""
+
+    def __init__(self, plain_tokens: int) -> None:
+        super().__init__([0, 1])
+        self.plain_tokens = plain_tokens
+        self.step_ms: list[float] = []
+
+    def record_plain(self, tokens: int, step_ms: float) -> None:
+        super().record_plain(tokens, step_ms)
+        self.step_ms.append(step_ms)
+
+
+@pytest.mark.parametrize(("plain_tokens", "tells_apart"), [(5, True), (3, False)])
+def test_a_plain_step_costs_what_lies_between_two_tokens_within_a_stretch(
+    models: ModelStore, plain_tokens: int, tells_apart: bool
+) -> None:
+    """Here the first token takes 50 ms, others 10 and the last none; a mean over the stretch, which
+    is all that three tokens allow, takes all of them for alike."""
+    settings = Settings()
+    depth = RecordedSteps(plain_tokens)
+    taken = 0
+
+    def clock() -> float:
+        return (40 * (taken > 0) + 10 * min(taken, plain_tokens - 1)) / 1e3
+
+    model = models.llama(1)
+    generator = SpeculativeGenerator(
+        settings.cached(model, "target"),
+        DraftModel(settings.cached(model, "draft"), settings.chain(), Randomness(1)),
+        settings.chain(),
+        Randomness(1),
+        depth=depth,
+        clock=clock,
+    )
+    generator.prefill(list(settings.prompt))
+    for _ in generator.tokens(plain_tokens + 1):
+        taken += 1
+    assert (depth.step_ms[0] == pytest.approx(10)) is tells_apart
+
+
 MARKOV_LOGITS = 1.6 * np.random.default_rng(11).standard_normal((5, 5))
 FAR_LOGITS = 1.6 * np.random.default_rng(12).standard_normal((5, 5))
 
@@ -194,8 +235,8 @@ class JumpyCosts(AdaptiveDepth):
         super().__init__()
         self._generator = random.Random(4)
 
-    def record_plain(self, tokens: int, cost_ms: float) -> None:
-        super().record_plain(tokens, tokens * self._generator.uniform(10, 20))
+    def record_plain(self, tokens: int, step_ms: float) -> None:
+        super().record_plain(tokens, self._generator.uniform(10, 20))
 
     def record_round(
         self, k: int, tested: int, accepted: int, cost_ms: float, draft_ms: float | None

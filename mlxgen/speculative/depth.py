@@ -20,7 +20,7 @@ from statistics import median
 from typing import Protocol
 
 MAX_DEPTH_TOKENS = 8
-_WARM_UP_STEPS = 2
+_WARM_UP_STEPS = 4
 _SAMPLES = 11
 _TRUSTED_SAMPLES = 2
 _PACING_SAMPLES = 5
@@ -54,8 +54,8 @@ class DraftDepth(Protocol):
     def wants_split_costs(self) -> bool:
         """Whether the next round should time its draft apart, at the price of a synchronisation."""
 
-    def record_plain(self, tokens: int, cost_ms: float) -> None:
-        """Learn from tokens decoded plainly."""
+    def record_plain(self, tokens: int, step_ms: float) -> None:
+        """Learn from a stretch of tokens decoded plainly, a step of which takes step_ms."""
 
     def record_round(
         self, k: int, tested: int, accepted: int, cost_ms: float, draft_ms: float | None
@@ -79,7 +79,7 @@ class FixedDepth:
         """k."""
         return self._k
 
-    def record_plain(self, tokens: int, cost_ms: float) -> None:
+    def record_plain(self, tokens: int, step_ms: float) -> None:
         """Nothing to learn."""
 
     def record_round(
@@ -208,11 +208,11 @@ class AdaptiveDepth:
             return 1
         return self._k
 
-    def record_plain(self, tokens: int, cost_ms: float) -> None:
+    def record_plain(self, tokens: int, step_ms: float) -> None:
         """After enough plain tokens it is time to probe."""
         if tokens < 1:
             return
-        self._learn(self._plain, cost_ms / tokens)
+        self._learn(self._plain, step_ms)
         self._plain_since_probe += tokens
         is_due = self._plain_since_probe >= self.plain_tokens
         if self._is_warming_up:

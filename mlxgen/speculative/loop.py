@@ -168,7 +168,7 @@ class SpeculativeGenerator:
                 if flight is None and taken > 0:
                     flight = self._dispatch(max_tokens - taken)
                 if flight is None:
-                    for token in self._plain(1 if taken == 0 else max_tokens - taken):
+                    for token in self._plain(max_tokens - taken):
                         taken += 1
                         yield token
                     continue
@@ -198,16 +198,24 @@ class SpeculativeGenerator:
         """Target tokens without proposals, until there is something to propose again."""
         length_before = len(self._history)
         started_s = self._clock()
+        stamps_s: list[float] = []
 
         def nothing_to_propose() -> bool:
+            stamps_s.append(self._clock())
             return self._plan(left - (len(self._history) - length_before)) == 0
 
         count = min(left, self._depth.plain_tokens)
         if (yield from self._stepper.steps(self._history, count, nothing_to_propose)):
             self.finish_reason = FinishReason.STOP
-        self._depth.record_plain(
-            len(self._history) - length_before, 1e3 * (self._clock() - started_s)
-        )
+        tokens = len(self._history) - length_before
+        # The first step waits for its graph and the last one for nothing. Between two tokens within
+        # a stretch there is one step, as throughout plain decoding.
+        within_s = stamps_s[1:]
+        if len(within_s) > 1:
+            step_s = (within_s[-1] - within_s[0]) / (len(within_s) - 1)
+        else:
+            step_s = (self._clock() - started_s) / max(tokens, 1)
+        self._depth.record_plain(tokens, 1e3 * step_s)
 
     def _dispatch(self, left: int) -> _Flight | None:
         """Start a round, if there is something to propose: draft and verification as one graph."""
