@@ -12,7 +12,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from mlxgen.speculative.depth import MAX_DEPTH_TOKENS, AdaptiveDepth, DraftDepth, FixedDepth
+from mlxgen.speculative.depth import (
+    MAX_DEPTH_TOKENS,
+    AdaptiveDepth,
+    DraftDepth,
+    FixedDepth,
+    _Cost,
+)
 
 TOKENS = 4000
 SEEDS = range(3)
@@ -149,6 +155,42 @@ def test_a_machine_that_slows_down_and_recovers_changes_no_decision(
         split = draft_ms if depth.wants_split_costs else None
         depth.record_round(k, min(accepted + 1, k), accepted, cost_ms, split)
     assert (others <= 10) is follows
+
+
+class CountsEveryRound(AdaptiveDepth):
+    """Wrong: takes the cost of a round as it comes."""
+
+    def record_round(
+        self, k: int, tested: int, accepted: int, cost_ms: float, draft_ms: float | None
+    ) -> None:
+        if draft_ms is not None or self._rounds_since_plain == 0:
+            self._learn(self._rounds.setdefault(k, _Cost()), cost_ms)
+        super().record_round(k, tested, accepted, cost_ms, draft_ms)
+
+
+@pytest.mark.parametrize("kind", [AdaptiveDepth, CountsEveryRound])
+def test_rounds_that_wait_for_something_do_not_rule_out_drafting(
+    kind: type[AdaptiveDepth],
+) -> None:
+    """A round behind plain steps and one that times its draft apart cost twice what others do."""
+    depth, generator = kind(), random.Random(3)
+    is_behind_plain, plain_tokens = True, 0
+    while sum(depth.summary().rounds_by_k.values()) + plain_tokens < 200:
+        k = depth.choose()
+        if k == 0:
+            is_behind_plain = True
+            plain_tokens += depth.plain_tokens
+            depth.record_plain(depth.plain_tokens, 60.0)
+            continue
+        split = 11.0 * k if depth.wants_split_costs else None
+        waits = is_behind_plain or split is not None
+        is_behind_plain = False
+        accepted = 0
+        while accepted < k and generator.random() < 0.5:
+            accepted += 1
+        cost_ms = (2 if waits else 1) * (45.0 + 15.0 * k)
+        depth.record_round(k, min(accepted + 1, k), accepted, cost_ms, split)
+    assert (plain_tokens < 10) is (kind is AdaptiveDepth)
 
 
 def test_decisions_depend_on_past_rounds_alone() -> None:

@@ -173,7 +173,7 @@ class AdaptiveDepth:
         self._max = max_tokens
         self._plain = _Cost()
         self._draft_step = _Cost()
-        self._verify: dict[int, _Cost] = {}
+        self._rounds: dict[int, _Cost] = {}
         self._acceptance: list[_Acceptance] = []
         self._pace = 1.0
         self._k = 0
@@ -182,6 +182,7 @@ class AdaptiveDepth:
         self._probe_rounds_left = 0
         self._is_parked = False
         self._plain_since_probe = 0
+        self._rounds_since_plain = 0
         self._rounds_by_k: dict[int, int] = {}
 
     # What the loop asks.
@@ -195,8 +196,8 @@ class AdaptiveDepth:
 
     @property
     def wants_split_costs(self) -> bool:
-        """While the cost of a draft step is not trusted, and in every probe."""
-        return not self._draft_step.is_trusted or self._probe_rounds_left > 0
+        """While the cost of a draft step is not trusted."""
+        return not self._draft_step.is_trusted
 
     def choose(self) -> int:
         """k of the next round."""
@@ -213,6 +214,7 @@ class AdaptiveDepth:
         if tokens < 1:
             return
         self._learn(self._plain, step_ms)
+        self._rounds_since_plain = 0
         self._plain_since_probe += tokens
         is_due = self._plain_since_probe >= self.plain_tokens
         if self._is_warming_up:
@@ -225,13 +227,17 @@ class AdaptiveDepth:
     def record_round(
         self, k: int, tested: int, accepted: int, cost_ms: float, draft_ms: float | None
     ) -> None:
-        """Update costs and acceptance, then choose anew."""
+        """Update costs and acceptance, then choose anew.
+
+        A round behind plain steps pays for what the draft has missed, and one that times its draft
+        apart for the wait: neither costs what the rounds of a stretch do.
+        """
         self._rounds_by_k[k] = self._rounds_by_k.get(k, 0) + 1
         if draft_ms is not None:
             self._learn(self._draft_step, draft_ms / k)
-        step_ms = self._pace * (self._draft_step.ms or 0.0)
-        verify_ms = cost_ms - (draft_ms if draft_ms is not None else k * step_ms)
-        self._learn(self._verify.setdefault(k + 1, _Cost()), verify_ms)
+        elif self._rounds_since_plain > 0:
+            self._learn(self._rounds.setdefault(k, _Cost()), cost_ms)
+        self._rounds_since_plain += 1
         for position in range(tested):
             if position == len(self._acceptance):
                 self._acceptance.append(_Acceptance(self._acceptance_at(position)))
@@ -250,8 +256,7 @@ class AdaptiveDepth:
     # How it decides.
 
     def _is_calibrated(self) -> bool:
-        width_two = self._verify.get(2)
-        return self._draft_step.is_trusted and width_two is not None and width_two.is_trusted
+        return self._draft_step.is_trusted and 1 in self._rounds and self._rounds[1].is_trusted
 
     def _decide(self, accepted: int) -> None:
         if not self._is_calibrated():
@@ -278,14 +283,14 @@ class AdaptiveDepth:
         return (1 + self._acceptance[0].doubted_rate) / self._round_ms(1) > self._rate(0)
 
     def _candidates(self) -> range:
-        """0 up to one step beyond the widest verification whose cost is known."""
-        known = [width for width, cost in self._verify.items() if self._is_believed(width, cost)]
-        return range(min(self._max, max(known, default=1)) + 1)
+        """0 up to one step beyond the longest round whose cost is known."""
+        known = [k for k, cost in self._rounds.items() if self._is_believed(k, cost)]
+        return range(min(self._max, max(known, default=0) + 1) + 1)
 
-    def _is_believed(self, width: int, cost: _Cost) -> bool:
+    def _is_believed(self, k: int, cost: _Cost) -> bool:
         """A single sample far above what was expected may be a kernel's first use, or the truth:
-        nothing wider is tried before there is a second one."""
-        return cost.is_trusted or (cost.ms or 0.0) < _BELIEVED_EXCESS * self._expected_verify(width)
+        nothing longer is tried before there is a second one."""
+        return cost.is_trusted or (cost.ms or 0.0) < _BELIEVED_EXCESS * self._expected_ms(k)
 
     def _probe_depth(self) -> int:
         reachable = [k for k in self._candidates() if k > 0]
@@ -315,29 +320,32 @@ class AdaptiveDepth:
         return self._acceptance[min(position, len(self._acceptance) - 1)].rate
 
     def _round_ms(self, k: int) -> float:
-        if k == 0:
-            return self._plain.ms or 1.0
-        return k * (self._draft_step.ms or 0.0) + self._verify_at(k + 1)
-
-    def _verify_at(self, width: int) -> float:
-        """Measured, else on the line through the measured neighbours; plain is width 1.
-
-        A single sample may have paid for a kernel's first use: it counts only where it is below
-        that line, so that a second one is taken.
-        """
-        expected = self._expected_verify(width)
-        cost = self._verify.get(width)
+        """A single sample may have paid for a kernel's first use: it counts only where it is below
+        what was expected, so that a second one is taken."""
+        expected_ms = self._expected_ms(k)
+        cost = self._rounds.get(k)
         if cost is None or cost.ms is None or cost.is_trusted:
-            return expected
-        return min(cost.ms, expected)
+            return expected_ms
+        return min(cost.ms, expected_ms)
 
-    def _expected_verify(self, width: int) -> float:
-        """From trusted costs alone."""
-        known = {1: self._plain.ms or 1.0}
-        known.update(
-            {w: cost.ms for w, cost in self._verify.items() if cost.ms and cost.is_trusted}
+    def _expected_ms(self, k: int) -> float:
+        """As measured, else k draft steps and a verification on the line through those known."""
+        verify = self._verifications()
+        width = k + 1
+        return self._drafting_ms(k) + (
+            verify[width] if width in verify else _on_line(verify, width)
         )
-        return known[width] if width in known else _on_line(known, width)
+
+    def _verifications(self) -> dict[int, float]:
+        """By width: what trusted rounds leave beside their draft steps; a plain step is width 1."""
+        known = {1: self._plain.ms or 1.0}
+        for k, cost in self._rounds.items():
+            if cost.ms is not None and cost.is_trusted:
+                known[k + 1] = max(cost.ms - self._drafting_ms(k), 0.0)
+        return known
+
+    def _drafting_ms(self, k: int) -> float:
+        return k * (self._draft_step.ms or 0.0)
 
     def summary(self) -> DepthSummary:
         """What `--profile` prints."""
@@ -349,9 +357,9 @@ class AdaptiveDepth:
             plain_ms=self._now(self._plain),
             draft_step_ms=self._now(self._draft_step),
             verify_ms={
-                width: self._pace * cost.ms
-                for width, cost in sorted(self._verify.items())
-                if cost.ms is not None
+                width: self._pace * ms
+                for width, ms in sorted(self._verifications().items())
+                if width > 1
             },
             acceptance=[position.rate for position in self._acceptance],
             predicted_speedup=self._rate(k) / self._rate(0) if is_known else None,
