@@ -107,7 +107,7 @@ def test_a_controller_that_never_stands_aside_fails_the_same_check() -> None:
 def test_a_controller_that_never_probes_again_loses_what_probing_wins() -> None:
     class NeverProbes(AdaptiveDepth):
         def record_plain(self, tokens: int, step_ms: float) -> None:
-            if self._is_warming_up:
+            if self._is_measuring_plain:
                 super().record_plain(tokens, step_ms)
 
     regime = REGIMES["falls to .1 and rises again"]
@@ -191,6 +191,27 @@ def test_rounds_that_wait_for_something_do_not_rule_out_drafting(
         cost_ms = (2 if waits else 1) * (45.0 + 15.0 * k)
         depth.record_round(k, min(accepted + 1, k), accepted, cost_ms, split)
     assert (plain_tokens < 10) is (kind is AdaptiveDepth)
+
+
+@pytest.mark.parametrize("checks", [True, False])
+def test_plain_steps_that_were_slow_at_first_are_measured_again(
+    checks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A useless draft looks nearly free beside the first plain steps, and is not."""
+    if not checks:
+        monkeypatch.setattr("mlxgen.speculative.depth._FEW_TOKENS", 0.0)
+    depth = AdaptiveDepth()
+    plain_tokens = 0
+    while sum(depth.summary().rounds_by_k.values()) + plain_tokens < 300:
+        k = depth.choose()
+        if k == 0:
+            plain_ms = 80.0 if depth.summary().plain_ms is None else 60.0
+            plain_tokens += depth.plain_tokens
+            depth.record_plain(depth.plain_tokens, plain_ms)
+        else:
+            split = 11.0 * k if depth.wants_split_costs else None
+            depth.record_round(k, 1, 0, 58.0 + 11 * k, split)
+    assert (plain_tokens > 200) is checks
 
 
 def test_decisions_depend_on_past_rounds_alone() -> None:

@@ -20,7 +20,7 @@ from statistics import median
 from typing import Protocol
 
 MAX_DEPTH_TOKENS = 8
-_WARM_UP_STEPS = 4
+_MEASURED_STEPS = 4
 _SAMPLES = 11
 _TRUSTED_SAMPLES = 2
 _PACING_SAMPLES = 5
@@ -38,6 +38,9 @@ _FIRST_PAUSE_TOKENS = 4
 _LONGEST_PAUSE_TOKENS = 256
 _HOPELESS_PAUSE_TOKENS = 1024
 _PROBE_ROUNDS = 4
+_FEW_TOKENS = 1.25
+_FIRST_CHECK_ROUNDS = 8
+_LAST_CHECK_ROUNDS = 64
 
 
 class DraftDepth(Protocol):
@@ -177,12 +180,13 @@ class AdaptiveDepth:
         self._acceptance: list[_Acceptance] = []
         self._pace = 1.0
         self._k = 0
-        self._is_warming_up = True
+        self._is_measuring_plain = True
         self._pause_tokens = _FIRST_PAUSE_TOKENS
         self._probe_rounds_left = 0
         self._is_parked = False
         self._plain_since_probe = 0
         self._rounds_since_plain = 0
+        self._check_rounds = _FIRST_CHECK_ROUNDS
         self._rounds_by_k: dict[int, int] = {}
 
     # What the loop asks.
@@ -190,8 +194,8 @@ class AdaptiveDepth:
     @property
     def plain_tokens(self) -> int:
         """Length of the plain stretch before the next probe."""
-        if self._is_warming_up:
-            return _WARM_UP_STEPS
+        if self._is_measuring_plain:
+            return _MEASURED_STEPS
         return _HOPELESS_PAUSE_TOKENS if self._is_hopeless() else self._pause_tokens
 
     @property
@@ -201,7 +205,7 @@ class AdaptiveDepth:
 
     def choose(self) -> int:
         """k of the next round."""
-        if self._is_warming_up:
+        if self._is_measuring_plain:
             return 0
         if self._probe_rounds_left > 0:
             return self._probe_depth()
@@ -217,8 +221,8 @@ class AdaptiveDepth:
         self._rounds_since_plain = 0
         self._plain_since_probe += tokens
         is_due = self._plain_since_probe >= self.plain_tokens
-        if self._is_warming_up:
-            self._is_warming_up = not is_due
+        if self._is_measuring_plain:
+            self._is_measuring_plain = not is_due
         elif self._is_parked and is_due:
             self._probe_rounds_left = _PROBE_ROUNDS
         if is_due:
@@ -276,6 +280,15 @@ class AdaptiveDepth:
         if self._k == 0 or self._rate(best) > _SWITCH_GAIN * self._rate(self._k):
             self._k = best if best > 0 or not self._may_pay() else 1
         self._is_parked = self._k == 0
+        if not self._is_parked and self._should_measure_plain():
+            self._is_measuring_plain = True
+            self._check_rounds = min(2 * self._check_rounds, _LAST_CHECK_ROUNDS)
+
+    def _should_measure_plain(self) -> bool:
+        """A round that emits hardly more than one token is worth little more than a plain step, and
+        those were measured at the beginning, when a machine may not be at its usual pace."""
+        is_due = self._rounds_since_plain >= self._check_rounds
+        return is_due and self.expected_tokens(self._k) < _FEW_TOKENS
 
     def _may_pay(self) -> bool:
         """Whether one proposal a round would pay, were its acceptance a little better than it
