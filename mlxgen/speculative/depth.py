@@ -26,7 +26,8 @@ _TRUSTED_SAMPLES = 2
 _PACING_SAMPLES = 5
 _PACE_RATE = 0.2
 _LARGEST_PACE_STEP = 2.0
-_BELIEVED_EXCESS = 1.3
+_FIRST_USE_EXCESS = 2.0
+_SECOND_LOOK_ROUNDS = 128
 _SLOW_RATE = 0.02
 _FAST_RATE = 0.12
 _PROBING_RATE = 0.35
@@ -96,9 +97,10 @@ class FixedDepth:
 
 class _Cost:
     """A cost from its newest samples. The first use of a shape compiles kernels or warms caches, so
-    few samples are read as their smallest."""
+    few samples are read as their smallest. since_round: how many rounds there were before it."""
 
-    def __init__(self) -> None:
+    def __init__(self, since_round: int = 0) -> None:
+        self.since_round = since_round
         self._samples: deque[float] = deque(maxlen=_SAMPLES)
 
     def add(self, sample_ms: float) -> None:
@@ -111,6 +113,14 @@ class _Cost:
     @property
     def tells_pace(self) -> bool:
         return len(self._samples) >= _PACING_SAMPLES
+
+    @property
+    def is_settled(self) -> bool:
+        return len(self._samples) == _SAMPLES
+
+    @property
+    def least_ms(self) -> float:
+        return min(self._samples)
 
     @property
     def ms(self) -> float | None:
@@ -236,11 +246,12 @@ class AdaptiveDepth:
         A round behind plain steps pays for what the draft has missed, and one that times its draft
         apart for the wait: neither costs what the rounds of a stretch do.
         """
-        self._rounds_by_k[k] = self._rounds_by_k.get(k, 0) + 1
         if draft_ms is not None:
             self._learn(self._draft_step, draft_ms / k)
-        elif self._rounds_since_plain > 0:
-            self._learn(self._rounds.setdefault(k, _Cost()), cost_ms)
+        elif self._rounds_since_plain > 0 and not self._is_first_use(k, cost_ms):
+            cost = self._rounds.setdefault(k, _Cost(self._finished_rounds))
+            self._learn(cost, cost_ms)
+        self._rounds_by_k[k] = self._rounds_by_k.get(k, 0) + 1
         self._rounds_since_plain += 1
         for position in range(tested):
             if position == len(self._acceptance):
@@ -257,6 +268,17 @@ class AdaptiveDepth:
             self._pace *= step**_PACE_RATE
         cost.add(sample_ms)
 
+    def _is_first_use(self, k: int, cost_ms: float) -> bool:
+        """Whether a length was never used before, and took so long that it may have paid for
+        compiling kernels."""
+        if k in self._rounds_by_k:
+            return False
+        return cost_ms / self._pace > _FIRST_USE_EXCESS * self._round_ms(k)
+
+    @property
+    def _finished_rounds(self) -> int:
+        return sum(self._rounds_by_k.values())
+
     # How it decides.
 
     def _is_calibrated(self) -> bool:
@@ -272,7 +294,7 @@ class AdaptiveDepth:
                 self._is_parked, self._probe_rounds_left = False, 0
                 self._pause_tokens = _FIRST_PAUSE_TOKENS
                 self._k = best
-            elif accepted == 0 or self._is_hopeless():
+            elif self._is_hopeless() or (accepted == 0 and not self._may_pay()):
                 self._probe_rounds_left = 0
             if self._is_parked and self._probe_rounds_left == 0:
                 self._pause_tokens = min(2 * self._pause_tokens, _LONGEST_PAUSE_TOKENS)
@@ -291,19 +313,33 @@ class AdaptiveDepth:
         return is_due and self.expected_tokens(self._k) < _FEW_TOKENS
 
     def _may_pay(self) -> bool:
-        """Whether one proposal a round would pay, were its acceptance a little better than it
-        looks: the first few tests can be unlucky, and plain decoding learns nothing."""
-        return (1 + self._acceptance[0].doubted_rate) / self._round_ms(1) > self._rate(0)
+        """Whether one proposal a round would pay, were its acceptance a little better and its cost
+        as low as it may be: the first few tests can be unlucky and the first few rounds slow, and
+        plain decoding learns nothing of either."""
+        return (1 + self._acceptance[0].doubted_rate) / self._doubted_round_ms() > self._rate(0)
+
+    def _doubted_round_ms(self) -> float:
+        """One proposal's round as the quickest of few says, or, of very few, as a draft step and a
+        verification no dearer than a plain step."""
+        cost = self._rounds[1]
+        if cost.is_settled:
+            return self._round_ms(1)
+        if cost.tells_pace:
+            return cost.least_ms
+        return min(cost.least_ms, self._drafting_ms(1) + self._round_ms(0))
 
     def _candidates(self) -> range:
         """0 up to one step beyond the longest round whose cost is known."""
-        known = [k for k, cost in self._rounds.items() if self._is_believed(k, cost)]
+        known = [k for k in self._rounds if self._is_known(k)]
         return range(min(self._max, max(known, default=0) + 1) + 1)
 
-    def _is_believed(self, k: int, cost: _Cost) -> bool:
-        """A single sample far above what was expected may be a kernel's first use, or the truth:
-        nothing longer is tried before there is a second one."""
-        return cost.is_trusted or (cost.ms or 0.0) < _BELIEVED_EXCESS * self._expected_ms(k)
+    def _is_known(self, k: int) -> bool:
+        """One sample is enough to go by for a while, and gets a second look in the end."""
+        cost = self._rounds.get(k)
+        if cost is None:
+            return False
+        age_rounds = self._finished_rounds - cost.since_round
+        return cost.is_trusted or age_rounds < _SECOND_LOOK_ROUNDS
 
     def _probe_depth(self) -> int:
         reachable = [k for k in self._candidates() if k > 0]
@@ -333,15 +369,6 @@ class AdaptiveDepth:
         return self._acceptance[min(position, len(self._acceptance) - 1)].rate
 
     def _round_ms(self, k: int) -> float:
-        """A single sample may have paid for a kernel's first use: it counts only where it is below
-        what was expected, so that a second one is taken."""
-        expected_ms = self._expected_ms(k)
-        cost = self._rounds.get(k)
-        if cost is None or cost.ms is None or cost.is_trusted:
-            return expected_ms
-        return min(cost.ms, expected_ms)
-
-    def _expected_ms(self, k: int) -> float:
         """As measured, else k draft steps and a verification on the line through those known."""
         verify = self._verifications()
         width = k + 1
@@ -350,10 +377,10 @@ class AdaptiveDepth:
         )
 
     def _verifications(self) -> dict[int, float]:
-        """By width: what trusted rounds leave beside their draft steps; a plain step is width 1."""
+        """By width: what known rounds leave beside their draft steps; a plain step is width 1."""
         known = {1: self._plain.ms or 1.0}
         for k, cost in self._rounds.items():
-            if cost.ms is not None and cost.is_trusted:
+            if cost.ms is not None and self._is_known(k):
                 known[k + 1] = max(cost.ms - self._drafting_ms(k), 0.0)
         return known
 
