@@ -38,11 +38,12 @@ for _upper in ("report", "cli"):
     LAYERS[_upper] = set(LAYERS)
 LAYERS["__main__"] = {"cli"}
 
+ARITHMETIC = {f"mlxgen.sampling.{module}" for module in ("processor", "elementary", "sums")}
 PURE = {
-    "mlxgen.sampling.sums": set[str](),
-    "mlxgen.sampling.filters": {"mlxgen.sampling.sums"},
-    "mlxgen.speculative.rules": {"mlxgen.sampling.sums"},
-    "mlxgen.speculative.closed_forms": {"mlxgen.sampling.sums"},
+    **dict.fromkeys(ARITHMETIC, ARITHMETIC),
+    "mlxgen.sampling.filters": ARITHMETIC,
+    "mlxgen.speculative.rules": ARITHMETIC,
+    "mlxgen.speculative.closed_forms": ARITHMETIC,
 }
 """Functions of arrays: beside the standard library and mlx.core they import these alone."""
 

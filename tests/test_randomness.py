@@ -130,9 +130,12 @@ def test_unlikely_tokens_are_drawn_as_often_as_they_should() -> None:
 def noise_where_the_generator_gives(number: float, monkeypatch: pytest.MonkeyPatch) -> float:
     """The noise that comes of one uniform number."""
 
-    def stuck(*, shape: tuple[int, ...] = (), key: mx.array) -> mx.array:
+    def stuck(
+        low: mx.array, high: mx.array, *, shape: tuple[int, ...] = (), key: mx.array
+    ) -> mx.array:
         # Depends on the key, as the real one does.
-        return mx.full(shape, number) + mx.zeros_like(key.sum()).astype(mx.float32)
+        zero = mx.zeros_like(key.sum()).astype(mx.float32)
+        return low + (high - low) * mx.full(shape, number) + zero
 
     monkeypatch.setattr(mx.random, "uniform", stuck)
     noise = np.array(gumbel(Randomness(1).position_keys(Stream.TARGET, 0, 3), 5))
@@ -154,7 +157,7 @@ def test_large_noise_comes_from_the_fine_end_of_the_generator(
     hardly ever reach what lifts a token of probability 1e-7."""
     for exponent in (20, 24, 28, 32):
         noise = noise_where_the_generator_gives(2.0**-exponent, monkeypatch)
-        assert noise == pytest.approx(exponent * math.log(2), abs=1e-4)
+        assert noise == pytest.approx(-math.log(2.0**-exponent + 2.0**-33), abs=1e-4)
 
 
 def test_noise_depends_on_the_width_of_the_row() -> None:

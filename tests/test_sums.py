@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -24,8 +26,10 @@ def test_sums_equal_float64(width: int) -> None:
     wide = np.array(rows).astype(np.float64)
     np.testing.assert_allclose(sums.total(rows), wide.sum(-1, keepdims=True), rtol=5e-6)
     before = np.cumsum(wide, axis=-1) - wide
+    behind = np.cumsum(wide[:, ::-1], axis=-1)[:, ::-1] - wide
     largest = wide.sum(axis=-1).max()
     np.testing.assert_allclose(sums.sums_before(rows), before, rtol=5e-6, atol=5e-6 * largest)
+    np.testing.assert_allclose(sums.sums_behind(rows), behind, rtol=5e-6, atol=5e-6 * largest)
     log_total = np.log(np.exp(wide).sum(-1, keepdims=True)) if width < 10 else None
     if log_total is not None:
         np.testing.assert_allclose(sums.log_sum_exp(rows), log_total, rtol=5e-6)
@@ -44,8 +48,19 @@ def test_probabilities_sum_to_one(width: int) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_rows_do_not_depend_on_their_block(width: int) -> None:
     rows = weights(width)
-    for function in (sums.total, sums.sums_before, sums.log_sum_exp):
+    for function in (sums.total, sums.sums_before, sums.sums_behind, sums.log_sum_exp):
         assert mx.array_equal(function(rows)[1:], function(rows[1:]))
+
+
+@pytest.mark.parametrize("function", [sums.total, sums.sums_before, sums.sums_behind])
+@pytest.mark.parametrize("width", [5, 257])
+def test_a_gpus_sums_are_the_same_in_kind(
+    function: Callable[[mx.array], mx.array], width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = weights(width)
+    on_a_cpu = np.array(function(rows))
+    monkeypatch.setattr(sums, "on_cpu", lambda: False)
+    np.testing.assert_allclose(function(rows), on_a_cpu, rtol=1e-5, atol=1e-4)
 
 
 def test_rows_without_weight_have_the_log_of_nothing() -> None:

@@ -17,6 +17,7 @@ import numpy as np
 from mlxgen.config import SamplingConfig
 from mlxgen.errors import OptionError
 from mlxgen.sampling import filters, penalties
+from mlxgen.sampling.elementary import exp
 from mlxgen.sampling.history import History
 from mlxgen.sampling.sums import log_sum_exp
 
@@ -232,7 +233,7 @@ def effective_token_distribution(
     if chain.config.is_greedy:
         choice = chain.choose(logits, history, proposals).ids
         return (mx.arange(chain.width)[None, :] == choice[:, None]).astype(mx.float32)
-    return mx.exp(log_probabilities(chain.scores(logits, history, proposals, coins).rows))
+    return exp(log_probabilities(chain.scores(logits, history, proposals, coins).rows))
 
 
 def sample_token_with_distribution(
@@ -252,4 +253,4 @@ def sample_token_with_distribution(
         row = effective_token_distribution(logits, chain, history, proposals)
         return mx.argmax(row, axis=-1).astype(mx.int32), row
     ids, rows, _ = chain.draw(logits, noise, history, proposals, coins)
-    return ids, mx.exp(log_probabilities(rows))
+    return ids, exp(log_probabilities(rows))

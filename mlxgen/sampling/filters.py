@@ -15,7 +15,9 @@ import math
 
 import mlx.core as mx
 
-from mlxgen.sampling.sums import in_blocks, log_sum_exp, sums_before, total
+from mlxgen.sampling.elementary import exp
+from mlxgen.sampling.processor import on_cpu
+from mlxgen.sampling.sums import log_sum_exp, sums_before, sums_behind, total
 
 _LARGEST_SCALE, _SMALLEST_SCALE = 1e38, 1e-30
 """Beyond them a float32 would be infinite or 0, and 0 times -inf is NaN."""
@@ -28,8 +30,9 @@ def _keep(scores: mx.array, kept: mx.array) -> mx.array:
 def shifted(rows: mx.array) -> tuple[mx.array, mx.array]:
     """`[rows, V]` of any precision, moved so that the largest entry is 0 (float32), and where it
     was: `[rows, 1]`. A row that holds a NaN or +inf, or nothing finite, becomes NaN."""
+    rows = rows.astype(mx.float32)
     tops = mx.max(rows, axis=-1, keepdims=True)
-    return rows.astype(mx.float32) - tops.astype(mx.float32), tops
+    return rows - tops, tops
 
 
 def temperature(scores: mx.array, value: float) -> mx.array:
@@ -55,19 +58,23 @@ def top_p(scores: mx.array, p: float) -> mx.array:
         return scores
     if p <= 0:
         return _keep(scores, scores >= 0)
-    mass = mx.exp(scores)
+    mass = exp(scores)
     whole = total(mass)
-    # All tokens at or below this together weigh no more than 1 - p, so the nucleus needs none of
-    # them. Put to 0 they cost a sort little, which is most of a filter's time on a CPU.
-    likely = mx.where(mass > (1 - p) / mass.shape[-1] * whole, mass, 0)
-    # Positive floats are ordered like their bits, and a CPU sorts those faster.
-    ascending = mx.sort(likely.view(mx.uint32), axis=-1).view(mx.float32)
-    blocks = in_blocks(ascending, 0)
-    within = mx.cumsum(blocks, axis=-1, reverse=True, inclusive=False)
-    above = mx.cumsum(blocks.sum(axis=-1), axis=-1, reverse=True, inclusive=False)[..., None]
-    is_kept = (within + above < p * whole[..., None]) & (blocks > 0)
-    cut = mx.where(is_kept, blocks, 1).min(axis=(-2, -1))
-    return _keep(scores, mass >= cut[:, None])
+    ascending = _ascending(mass, (1 - p) / mass.shape[-1] * whole)
+    is_kept = (sums_behind(ascending) < p * whole) & (ascending > 0)
+    cut = mx.where(is_kept, ascending, 1).min(axis=-1, keepdims=True)
+    return _keep(scores, mass >= cut)
+
+
+def _ascending(mass: mx.array, dispensable: mx.array) -> mx.array:
+    """Each row sorted. Entries of at most `dispensable: [rows, 1]` may have become 0: all of them
+    together weigh no more than what a nucleus leaves out, so it needs none of them."""
+    if not on_cpu():
+        return mx.sort(mass, axis=-1)
+    # Equal entries cost a CPU's sort little, and the bits of positive floats, which are ordered
+    # alike, less than floats. Sorting is most of the filter's time there.
+    likely = mx.where(mass > dispensable, mass, 0)
+    return mx.sort(likely.view(mx.uint32), axis=-1).view(mx.float32)
 
 
 def min_p(scores: mx.array, p: float) -> mx.array:
@@ -85,7 +92,7 @@ def typical_p(scores: mx.array, p: float) -> mx.array:
     if p >= 1:
         return scores
     log_p = scores - log_sum_exp(scores)
-    probability = mx.exp(log_p)
+    probability = exp(log_p)
     surprise = mx.where(probability > 0, -log_p, 0)
     entropy = total(probability * surprise)
     deviation = mx.where(probability > 0, mx.abs(surprise - entropy), mx.inf)
@@ -118,7 +125,7 @@ def xtc(scores: mx.array, coins: mx.array, threshold: float, protected: mx.array
     coins: `[rows] bool`, one independent toss a row. protected: `[n]` ids (newlines, end of
     sequence) that are never removed. Rows with fewer than two tokens above stay as they are.
     """
-    probability = mx.exp(scores - log_sum_exp(scores))
+    probability = exp(scores - log_sum_exp(scores))
     above = probability > threshold
     least = mx.where(above, probability, mx.inf).min(axis=-1, keepdims=True)
     removed = above & (probability > least)

@@ -19,9 +19,12 @@ from enum import Enum
 import mlx.core as mx
 import numpy as np
 
+from mlxgen.sampling.elementary import log1p
+
 _WORD = 2**32
 _SMALLEST_UNIFORM = 2.0**-33
 _LARGEST_UNIFORM = 1 - 2.0**-24
+_LEAST, _MOST = mx.array(-_SMALLEST_UNIFORM), mx.array(-_LARGEST_UNIFORM)
 
 
 class Stream(str, Enum):
@@ -82,5 +85,7 @@ def gumbel(keys: mx.array, width: int) -> mx.array:
     and coarse near 1, and it is the large noise values that decide about unlikely tokens. The
     bounds keep the noise finite, so that a token of probability 0 never ties with others at -inf.
     """
-    u = mx.vmap(lambda key: mx.random.uniform(shape=(width,), key=key))(keys)
-    return -mx.log(-mx.log1p(-mx.clip(u, _SMALLEST_UNIFORM, _LARGEST_UNIFORM)))
+    negative_u = mx.vmap(lambda key: mx.random.uniform(_LEAST, _MOST, shape=(width,), key=key))(
+        keys
+    )
+    return -mx.log(-log1p(negative_u))

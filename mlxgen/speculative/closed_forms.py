@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from mlxgen.sampling.elementary import exp
 from mlxgen.sampling.sums import sums_before, total
 
 
 def sum_min(log_p: mx.array, log_q: mx.array) -> mx.array:
     """sum_x min(p(x), q(x)): acceptance of rejection sampling, one minus the total variation."""
-    return total(mx.exp(mx.minimum(log_p, log_q)))[:, 0]
+    return total(exp(mx.minimum(log_p, log_q)))[:, 0]
 
 
 def sum_prod(log_p: mx.array, log_q: mx.array) -> mx.array:
@@ -21,7 +22,7 @@ def sum_prod(log_p: mx.array, log_q: mx.array) -> mx.array:
 
     At most `sum_min`, since a b <= min(a, b) on [0, 1]; rounding is kept from breaking that.
     """
-    return total(mx.exp(mx.minimum(log_p + log_q, mx.minimum(log_p, log_q))))[:, 0]
+    return total(exp(mx.minimum(log_p + log_q, mx.minimum(log_p, log_q))))[:, 0]
 
 
 def gumbel_overlap(log_p: mx.array, log_q: mx.array) -> mx.array:
@@ -34,8 +35,8 @@ def gumbel_overlap(log_p: mx.array, log_q: mx.array) -> mx.array:
     excluded = mx.isinf(log_p) & mx.isinf(log_q)
     ratio = mx.where(excluded, 0, log_q - log_p)
     order = mx.argsort(ratio, axis=-1)
-    p = mx.exp(mx.take_along_axis(log_p, order, axis=-1))
-    q = mx.exp(mx.take_along_axis(log_q, order, axis=-1))
+    p = exp(mx.take_along_axis(log_p, order, axis=-1))
+    q = exp(mx.take_along_axis(log_q, order, axis=-1))
     p_before = sums_before(p)
     q_from = total(q) - sums_before(q)
     # p q / (p q_from + q p_before), which is 1 / (q_from / q + p_before / p) without infinities.
@@ -55,4 +56,4 @@ def block_survival(keep: mx.array) -> mx.array:
 
 def probability_of(ids: mx.array, log_q: mx.array) -> mx.array:
     """q(id) in each row: both closed forms when p is one-hot at the id. ids: `[k] int32`."""
-    return mx.exp(mx.take_along_axis(log_q, ids[:, None], axis=-1)[:, 0])
+    return exp(mx.take_along_axis(log_q, ids[:, None], axis=-1)[:, 0])

@@ -39,6 +39,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from mlxgen.sampling.elementary import exp
 from mlxgen.sampling.sums import total
 
 RESIDUAL_FLOOR = 1e-6
@@ -114,7 +115,7 @@ def block_weights(log_p_of_ids: mx.array, log_q_of_ids: mx.array) -> mx.array:
     its sum minus the running maximum of its sums.
     """
     sums = mx.concatenate([mx.zeros((1,)), mx.cumsum(log_p_of_ids - log_q_of_ids)])
-    return mx.exp(sums - mx.cummax(sums))
+    return exp(sums - mx.cummax(sums))
 
 
 def block_keep_probabilities(weights: mx.array, masses: mx.array) -> mx.array:
@@ -143,7 +144,7 @@ def block_keep(log_p: mx.array, log_q: mx.array, ids: mx.array) -> BlockKeep:
         mx.take_along_axis(log_p, index, axis=-1)[:, 0],
         mx.take_along_axis(log_q, index, axis=-1)[:, 0],
     )
-    lacking = mx.maximum(weights[:-1, None] * mx.exp(log_p) - mx.exp(log_q), 0)
+    lacking = mx.maximum(weights[:-1, None] * exp(log_p) - exp(log_q), 0)
     return BlockKeep(weights, block_keep_probabilities(weights, total(lacking)[:, 0]))
 
 
@@ -177,9 +178,9 @@ def _with_next_token(
 ) -> Verdict:
     """Draw the token behind the accepted prefix: from the residual there, or the bonus from p."""
     k = log_q.shape[0]
-    p_row = mx.exp(log_p[accepted])
+    p_row = exp(log_p[accepted])
     # Behind the last proposal q is nothing, and the residual is p: the bonus token.
-    q_row = mx.where(accepted < k, mx.exp(log_q[mx.minimum(accepted, k - 1)]), 0)
+    q_row = mx.where(accepted < k, exp(log_q[mx.minimum(accepted, k - 1)]), 0)
     next_id, fell_back = residual_resample(p_row, q_row, noise_at(accepted), weight)
     return Verdict(accepted, next_id, fell_back & (accepted < k))
 
@@ -199,7 +200,7 @@ def verify_draft_tokens(
     one full row of p and q are computed.
     """
     index = ids[:, None]
-    p_of_ids = mx.exp(mx.take_along_axis(log_p[:-1], index, axis=-1)[:, 0])
-    q_of_ids = mx.exp(mx.take_along_axis(log_q, index, axis=-1)[:, 0])
+    p_of_ids = exp(mx.take_along_axis(log_p[:-1], index, axis=-1)[:, 0])
+    q_of_ids = exp(mx.take_along_axis(log_q, index, axis=-1)[:, 0])
     accepted = leading_run(stochastic_hits(p_of_ids, q_of_ids, uniforms))
     return _with_next_token(log_p, log_q, accepted, noise_at)

@@ -1,0 +1,56 @@
+"""exp and log1p are accurate to float32 whichever way they are computed."""
+
+from __future__ import annotations
+
+import math
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlxgen.sampling import elementary, processor
+
+
+@pytest.fixture(params=[True, False], ids=["one by one", "MLX's own"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    monkeypatch.setattr(elementary, "computes_one_by_one", lambda: request.param)
+    return bool(request.param)
+
+
+@pytest.mark.usefixtures("way")
+def test_exp_is_accurate_and_keeps_what_is_not_finite() -> None:
+    x = np.linspace(-87, 87, 100_001).astype(np.float32)
+    result = np.array(elementary.exp(mx.array(x))).astype(np.float64)
+    exact = np.exp(x.astype(np.float64))
+    assert (np.abs(result / exact - 1) <= 4e-7 + 1e-7 * np.abs(x)).all()
+    ends = np.array(elementary.exp(mx.array([0.0, -math.inf, math.inf, math.nan])))
+    np.testing.assert_array_equal(ends, [1, 0, math.inf, math.nan])
+
+
+NEAR_ZERO = -(2.0 ** -np.arange(1, 60.0))
+NEAR_ONE = -1 + 2.0 ** -np.arange(1, 25.0)
+
+
+def log1p_errors(log1p: object) -> float:
+    between = -np.random.default_rng(1).random(100_000)
+    x = np.concatenate([between, NEAR_ZERO, NEAR_ONE]).astype(np.float32)
+    result = np.array(log1p(mx.array(x))).astype(np.float64)  # type: ignore[operator]
+    return float(np.abs(result / np.log1p(x.astype(np.float64)) - 1).max())
+
+
+@pytest.mark.usefixtures("way")
+def test_log1p_is_accurate_down_to_the_smallest_arguments() -> None:
+    assert log1p_errors(elementary.log1p) < 5e-7
+
+
+def test_the_same_comparison_rejects_the_log_of_the_sum() -> None:
+    assert log1p_errors(lambda x: mx.log(1 + x)) > 0.1
+
+
+def test_log1p_of_nothing_is_nothing() -> None:
+    assert elementary.log1p(mx.array([0.0])).item() == 0
+
+
+def test_a_gpu_never_computes_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "on_cpu", lambda: False)
+    assert not processor.computes_one_by_one()
