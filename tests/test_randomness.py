@@ -160,6 +160,39 @@ def test_large_noise_comes_from_the_fine_end_of_the_generator(
         assert noise == pytest.approx(-math.log(2.0**-exponent + 2.0**-33), abs=1e-4)
 
 
+def first_noise_that_differs(
+    randomness: Randomness, requests: list[tuple[int, int, int]]
+) -> tuple[int, int, int] | None:
+    """The first request for the target's noise whose rows are not those of its positions."""
+    for first, count, width in requests:
+        noise = randomness.target_noise(first, count, width)
+        keys = Randomness(randomness.seed).position_keys(Stream.TARGET, first, count)
+        if not mx.array_equal(noise, gumbel(keys, width)):
+            return first, count, width
+    return None
+
+
+REQUESTS = st.lists(
+    st.tuples(st.integers(0, 8), st.integers(1, 5), st.sampled_from([6, 6, 6, 9])), max_size=8
+)
+
+
+@given(requests=REQUESTS)
+def test_noise_of_a_position_does_not_depend_on_what_was_asked_before(
+    requests: list[tuple[int, int, int]],
+) -> None:
+    assert first_noise_that_differs(Randomness(5), requests) is None
+
+
+def test_the_same_comparison_rejects_rows_kept_for_other_positions() -> None:
+    class KeepsByRow(Randomness):
+        def target_noise(self, first: int, count: int, width: int) -> mx.array:
+            self._first_noisy = first
+            return super().target_noise(first, count, width)
+
+    assert first_noise_that_differs(KeepsByRow(5), [(0, 4, 6), (1, 2, 6)]) == (1, 2, 6)
+
+
 def test_noise_depends_on_the_width_of_the_row() -> None:
     """Why both sides of a comparison draw at the target's width."""
     keys = Randomness(1).position_keys(Stream.TARGET, 0, 1)

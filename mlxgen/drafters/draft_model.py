@@ -76,8 +76,11 @@ class DraftModel:
         noises: list[mx.array] = []
         coins: list[mx.array | None] = [None] * k
         if not greedy:
-            keys = self._keys(Stream.TARGET if coupled else Stream.DRAFT, history, k)
-            noises = [*mx.split(gumbel(keys, chain.width), k)]
+            if coupled:
+                noise = self._randomness.target_noise(len(history), k, chain.width)
+            else:
+                noise = gumbel(self._keys(Stream.DRAFT, history, k), chain.width)
+            noises = [*mx.split(noise, k)]
             if chain.tosses_coins:
                 stream = Stream.TARGET_COIN if coupled else Stream.DRAFT_COIN
                 coins = [*mx.split(uniform(self._keys(stream, history, k)), k)]
@@ -113,9 +116,9 @@ class DraftModel:
         return Proposal(ids=ids, log_q=log_q, usable=usable)
 
     def _keys(self, stream: Stream, history: History, k: int) -> mx.array:
-        # The target's streams are keyed by position, so both sides meet the same noise.
+        # The target's streams are keyed by position, so both sides meet the same coins.
         start = len(history)
-        if stream in (Stream.TARGET, Stream.TARGET_COIN):
+        if stream is Stream.TARGET_COIN:
             return self._randomness.position_keys(stream, start, k)
         return self._randomness.round_keys(stream, start, range(k))
 

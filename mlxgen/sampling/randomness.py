@@ -47,6 +47,7 @@ class Randomness:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self._words: dict[str, tuple[int, int]] = {}
+        self._first_noisy, self._noise = 0, mx.zeros((0, 0))
 
     def _stream_words(self, name: str) -> tuple[int, int]:
         words = self._words.get(name)
@@ -71,6 +72,26 @@ class Randomness:
             word, base = self._stream_words(f"{stream.value}/{offset}")
             keys[row] = word, (base + round_start) % _WORD
         return mx.array(keys)
+
+    def target_noise(self, first: int, count: int, width: int) -> mx.array:
+        """Gumbel noise `[count, width]` of the target's draws at the positions from `first` on.
+
+        Rounds overlap where proposals were rejected, and a coupled draft meets the same noise as
+        the target, so the rows of the newest call are kept and not computed again.
+        """
+        skipped = first - self._first_noisy
+        kept = self._noise[:0]
+        if width == self._noise.shape[1] and skipped >= 0:
+            kept = self._noise[skipped : skipped + count]
+        known = len(kept)
+        if known < count:
+            keys = self.position_keys(Stream.TARGET, first + known, count - known)
+            rows = gumbel(keys, width)
+            self._noise = mx.concatenate([kept, rows]) if known else rows
+        else:
+            self._noise = kept
+        self._first_noisy = first
+        return self._noise
 
 
 def uniform(keys: mx.array) -> mx.array:

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from mlxgen.sampling.chain import SamplerChain, rows_are_usable
 from mlxgen.sampling.history import History
-from mlxgen.sampling.randomness import Randomness, Stream, gumbel, uniform
+from mlxgen.sampling.randomness import Randomness, Stream, uniform
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,6 @@ def draw_by_position(
         coins = None
         if chain.tosses_coins:
             coins = uniform(randomness.position_keys(Stream.TARGET_COIN, first_position, rows))
-        keys = randomness.position_keys(Stream.TARGET, first_position, rows)
-        drawn = chain.draw(logits, gumbel(keys, chain.width), history, proposals, coins)
+        noise = randomness.target_noise(first_position, rows, chain.width)
+        drawn = chain.draw(logits, noise, history, proposals, coins)
     return TargetDraw(ids=drawn.ids, scores=drawn.rows, usable=rows_are_usable(drawn.tops))
