@@ -38,7 +38,7 @@ for _upper in ("report", "cli"):
     LAYERS[_upper] = set(LAYERS)
 LAYERS["__main__"] = {"cli"}
 
-ARITHMETIC = {f"mlxgen.sampling.{module}" for module in ("processor", "elementary", "sums")}
+ARITHMETIC = {f"mlxgen.sampling.{module}" for module in ("elementary", "sums")}
 PURE = {
     **dict.fromkeys(ARITHMETIC, ARITHMETIC),
     "mlxgen.sampling.filters": ARITHMETIC,

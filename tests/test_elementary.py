@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxgen.sampling import elementary, processor
+from mlxgen.sampling import elementary
 
 
 @pytest.fixture(params=[True, False], ids=["one by one", "MLX's own"])
@@ -49,8 +49,3 @@ def test_the_same_comparison_rejects_the_log_of_the_sum() -> None:
 
 def test_log1p_of_nothing_is_nothing() -> None:
     assert elementary.log1p(mx.array([0.0])).item() == 0
-
-
-def test_a_gpu_never_computes_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processor, "on_cpu", lambda: False)
-    assert not processor.computes_one_by_one()

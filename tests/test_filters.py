@@ -7,7 +7,6 @@ the reference has to keep the same tokens for a slightly smaller and a slightly 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -16,7 +15,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mlxgen.sampling import filters, sums
+from mlxgen.sampling import filters
 from tests.fixtures.reference_sampling import (
     BoolArray,
     deviations_from_entropy,
@@ -121,20 +120,6 @@ def test_filter_keeps_what_float64_keeps(name: str, data: st.DataObject) -> None
     if name == "typical_p":
         assume(all(is_clear_of_swaps(np.array(row, dtype=np.float32)) for row in rows))
     check(apply, reference, rows, data.draw(settings), slack=slack)
-
-
-@given(rows=ROWS, p=SHARES)
-def test_top_p_in_a_gpus_operations_keeps_what_float64_keeps(
-    rows: list[list[float]], p: float
-) -> None:
-    """The way of a GPU, on whatever computes here: rows are too narrow for sums to be off."""
-    assume(all(is_clear_of_merges(np.array(row, dtype=np.float32)) for row in rows))
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (filters, sums):
-            patch.setattr(module, "on_cpu", lambda: False)
-        # The operations, and not their compilation, for which a CPU needs a compiler.
-        patch.setattr(filters, "_fused_nucleus", lambda p: partial(filters._nucleus, p=p))
-        check(filters.top_p, kept_by_top_p, rows, p, slack=SLACK)
 
 
 def nucleus_without_the_crossing_token(scores: mx.array, p: float) -> mx.array:

@@ -12,13 +12,10 @@ token always survives, except under typical_p and XTC, which may drop it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import lru_cache, partial
 
 import mlx.core as mx
 
 from mlxgen.sampling.elementary import exp
-from mlxgen.sampling.processor import on_cpu
 from mlxgen.sampling.sums import log_sum_exp, sums_before, sums_behind, total
 
 _LARGEST_SCALE, _SMALLEST_SCALE = 1e38, 1e-30
@@ -60,34 +57,16 @@ def top_p(scores: mx.array, p: float) -> mx.array:
         return scores
     if p <= 0:
         return _keep(scores, scores >= 0)
-    return _nucleus(scores, p) if on_cpu() else _fused_nucleus(p)(scores)
-
-
-def _nucleus(scores: mx.array, p: float) -> mx.array:
     mass = exp(scores)
     whole = total(mass)
-    ascending = _ascending(mass, whole, p)
+    # All tokens at or below this together weigh no more than 1 - p, so the nucleus needs none of
+    # them. Put to 0 they cost a sort little, which is most of a filter's time on a CPU.
+    likely = mx.where(mass > (1 - p) / mass.shape[-1] * whole, mass, 0)
+    # Positive floats are ordered like their bits, and a CPU sorts those faster.
+    ascending = mx.sort(likely.view(mx.uint32), axis=-1).view(mx.float32)
     is_kept = (sums_behind(ascending) < p * whole) & (ascending > 0)
     cut = mx.where(is_kept, ascending, 1).min(axis=-1, keepdims=True)
     return _keep(scores, mass >= cut)
-
-
-@lru_cache(maxsize=16)
-def _fused_nucleus(p: float) -> Callable[[mx.array], mx.array]:
-    """The same in fewer operations, which are what a GPU spends its time on here."""
-    return mx.compile(partial(_nucleus, p=p))
-
-
-def _ascending(mass: mx.array, whole: mx.array, p: float) -> mx.array:
-    """Each row sorted; on a CPU entries that no nucleus needs become 0."""
-    if not on_cpu():
-        return mx.sort(mass, axis=-1)
-    # All entries at or below this together weigh no more than 1 - p. Equal ones cost a sort
-    # little, and the bits of positive floats, which are ordered alike, less than the floats.
-    # Sorting is most of the filter's time.
-    dispensable = (1 - p) / mass.shape[-1] * whole
-    likely = mx.where(mass > dispensable, mass, 0)
-    return mx.sort(likely.view(mx.uint32), axis=-1).view(mx.float32)
 
 
 def min_p(scores: mx.array, p: float) -> mx.array:

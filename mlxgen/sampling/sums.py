@@ -2,35 +2,31 @@
 
 One running float32 sum over 150,000 small terms is off by several parts in 10,000, which moves the
 cut of a nucleus by hundreds of tokens. Summing blocks first, then the blocks, is off by a few
-parts in a million and costs the same. That is what a CPU gets here. A GPU adds up as a tree, so
-there MLX's own sums are right, in one operation each. All functions take `[rows, V] float32`.
+parts in a million and costs the same. All functions take `[rows, V] float32`.
 """
 
 from __future__ import annotations
 
 import mlx.core as mx
 
-from mlxgen.sampling.elementary import exp
-from mlxgen.sampling.processor import on_cpu
+from mlxgen.sampling.elementary import computes_one_by_one, exp
 
 _BLOCK = 256
 
 
-def _in_blocks(rows: mx.array) -> mx.array:
-    """`[rows, V] -> [rows, blocks, block]`, padded with zeros at the end."""
+def _in_blocks(rows: mx.array, padding: float = 0.0) -> mx.array:
+    """`[rows, V] -> [rows, blocks, block]`, padded at the end."""
     count, width = rows.shape
     if width <= _BLOCK:
         return rows[:, None, :]
     surplus = -width % _BLOCK
     if surplus:
-        rows = mx.pad(rows, [(0, 0), (0, surplus)])
+        rows = mx.pad(rows, [(0, 0), (0, surplus)], constant_values=padding)
     return rows.reshape(count, -1, _BLOCK)
 
 
 def total(rows: mx.array) -> mx.array:
     """Sum of each row: `[rows, 1]`."""
-    if not on_cpu():
-        return rows.sum(axis=-1, keepdims=True)
     return _in_blocks(rows).sum(axis=-1).sum(axis=-1, keepdims=True)
 
 
@@ -45,8 +41,6 @@ def sums_behind(rows: mx.array) -> mx.array:
 
 
 def _running_sums(rows: mx.array, reverse: bool) -> mx.array:
-    if not on_cpu():
-        return mx.cumsum(rows, axis=-1, reverse=reverse, inclusive=False)
     blocks = _in_blocks(rows)
     within = mx.cumsum(blocks, axis=-1, reverse=reverse, inclusive=False)
     outside = mx.cumsum(blocks.sum(axis=-1), axis=-1, reverse=reverse, inclusive=False)
@@ -55,8 +49,9 @@ def _running_sums(rows: mx.array, reverse: bool) -> mx.array:
 
 def log_sum_exp(rows: mx.array) -> mx.array:
     """Log of the sum of exp over each row: `[rows, 1]`."""
-    if not on_cpu():
-        return mx.logsumexp(rows, axis=-1, keepdims=True)
+    if not computes_one_by_one():
+        inner = mx.logsumexp(_in_blocks(rows, -mx.inf), axis=-1)
+        return mx.logsumexp(inner, axis=-1, keepdims=True)
     tops = mx.max(rows, axis=-1, keepdims=True)
     # A row without weight keeps its -inf: taking off another -inf would make it NaN.
     tops = mx.where(tops > -mx.inf, tops, 0)
