@@ -26,21 +26,20 @@ turns, in bfloat16 or float32. Checkpoints go to RUN every --save-every-steps; a
 interruption, the same command with `--init RUN` goes on at the last one. The corpus is not kept:
 it is written again from --seed. One run trains one draft.
 
-The published draft was trained on an NVIDIA H200 in two runs, the second on a fresh corpus. Their
-lengths were then set in seconds; in steps and tokens they come to
+The published draft was trained on NVIDIA H200s in two runs, the second on a fresh corpus and with
+wider MLPs. They were ended by a clock; in steps and tokens they come to
 
-    python scripts/distill_draft.py train --target TARGET --out RUN1 --steps 20700 \\
-        --stop-at-step 6000 --corpus-tokens 36000000 --rows-per-round 3072 \\
-        --long-row-tokens 1024 --short-row-tokens 512 --long-share 0.26 --request-share 0.38
+    python scripts/distill_draft.py train --target TARGET --out RUN1 --mlp-size 768 --bits 5 \\
+        --steps 12761 --learning-rate 2.2e-3 --corpus-tokens 27262976 --long-share 0.154
     python scripts/distill_draft.py train --target TARGET --out RUN2 --init RUN1 --new-schedule \\
-        --seed 1 --steps 7354 --warmup-steps 100 --learning-rate 1.5e-3 --tv-from-share 0.05 \\
-        --tv-full-share 0.35 --round-from-share 0.45
-    python scripts/distill_draft.py export --draft RUN2 --tokenizer TARGET --out DRAFT
+        --widen-mlp-to 1280 --bits 5 --seed 20 --steps 38175 --warmup-steps 100 \\
+        --learning-rate 1.8e-3 --tv-from-share 0.03 --tv-full-share 0.25 \\
+        --round-from-share 0.45 --corpus-tokens 54525952 --long-share 0.154
+    python scripts/distill_draft.py export --draft RUN2 --tokenizer TARGET --out DRAFT --bits 5
 
-with the requests of another list of topics and templates, fewer nearly greedy rows in the first
-run, and two smaller drafts that the first run trained beside it. The second run's training took
-155 s. GPU memory: two bytes times the target's hidden size for each token of the corpus (24 GB
-for 21M tokens of SmolLM2-135M) and its key/value cache for --rows-per-round rows (23 KB a token).
+where the second run's corpus was written on two GPUs at once, with a seed each. Its training took
+1,071 s. GPU memory: two bytes times the target's hidden size for each token of the corpus (63 GB
+for 54M tokens of SmolLM2-135M) and its key/value cache for --rows-per-round rows (23 KB a token).
 """
 
 from __future__ import annotations
@@ -110,6 +109,12 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
         "--new-schedule",
         action="store_true",
         help="take only the weights from --init and count steps from 0",
+    )
+    parser.add_argument(
+        "--widen-mlp-to",
+        type=int,
+        metavar="N",
+        help="with --init and --new-schedule: more units in the MLPs, the function unchanged",
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="(default: cuda)")
     parser.add_argument("--no-compile", action="store_true", help="no torch.compile on a GPU")
@@ -203,6 +208,7 @@ def _train(options: argparse.Namespace) -> None:
             compiled=options.device == "cuda" and not options.no_compile,
             init=options.init,
             new_schedule=options.new_schedule,
+            widen_mlp_to=options.widen_mlp_to,
             stop_at_step=options.steps if options.stop_at_step is None else options.stop_at_step,
             eval_rounds=options.eval_rounds,
             shape=DraftShape(

@@ -658,6 +658,21 @@ def test_models_that_would_be_computed_wrongly_are_refused(tmp_path: Path) -> No
         TINY.draft(DraftShape())
 
 
+@needs_torch
+def test_a_wider_draft_is_the_same_function_and_learns_with_all_its_units() -> None:
+    """Rejects new units that write already, and units whose weights never get a gradient."""
+    narrow = Draft.random(TINY, 3, "cpu")
+    wide = narrow.with_wider_mlp(2 * TINY.mlp_size, 4)
+    tokens = torch.randint(TINY.vocab_size, (2, 9), generator=torch.Generator().manual_seed(0))
+    outputs = [draft.forward(tokens, torch.float32)[0] for draft in (narrow, wide)]
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-5, atol=1e-5)
+    outputs[1].square().mean().backward()
+    gradient = wide.weights["model.layers.0.mlp.down_proj.weight"].grad
+    assert gradient is not None and (gradient[:, TINY.mlp_size :].abs().amax(dim=0) > 0).all()
+    with pytest.raises(ValueError, match="cannot widen"):
+        wide.with_wider_mlp(TINY.mlp_size, 4)
+
+
 # ---------------------------------------------------------------- whole runs
 
 
@@ -737,6 +752,13 @@ def test_resuming_continues_at_its_step(
         target_directory, tmp_path / "next", "--steps=2", f"--init={whole}", "--new-schedule"
     )
     assert (fresh["training"]["first_step"], fresh["training"]["next_step"]) == (0, 2)
+    wider = [f"--init={whole}", "--new-schedule", "--widen-mlp-to=192", "--steps=1"]
+    train_tiny(target_directory, tmp_path / "wider", *wider)
+    assert LlamaConfig.read(tmp_path / "wider").mlp_size == 192
+    for refused in (["--widen-mlp-to=192"], [f"--init={whole}", "--widen-mlp-to=192"]):
+        other = ["train", f"--target={target_directory}", f"--out={tmp_path / 'x'}", *TINY_RUN]
+        assert main([*other, *refused]) == 2
+        assert "--widen-mlp-to needs" in capsys.readouterr().err
     before = load_file(str(whole / "model.safetensors"))[EMBEDDING].float()
     after = load_file(str(tmp_path / "next" / "model.safetensors"))[EMBEDDING].float()
     assert 0 < float((after - before).abs().max()) < 0.1

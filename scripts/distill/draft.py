@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -45,6 +46,26 @@ class Draft:
                 gain /= math.sqrt(2 * config.layers)
             weights[name] = torch.randn(shape, generator=generator) * gain
         return cls(config, weights, device)
+
+    def with_wider_mlp(self, mlp_size: int, seed: int) -> Draft:
+        """The same function with more units in its MLPs, for training to go on from.
+
+        New units read at random, with half the spread of those there are, and write nothing yet.
+        Raises `ValueError` where that would be fewer units.
+        """
+        if mlp_size < self.config.mlp_size:
+            raise ValueError(f"an MLP of {self.config.mlp_size} units cannot widen to {mlp_size}")
+        config = replace(self.config, mlp_size=mlp_size)
+        generator = torch.Generator().manual_seed(seed)
+        weights = {}
+        for name, shape in config.weight_shapes().items():
+            known = self.weights[name].detach().cpu()
+            weights[name] = known
+            if tuple(known.shape) != shape:
+                spread = 0.0 if "down_proj" in name else float(known.std()) / 2
+                weights[name] = torch.randn(shape, generator=generator) * spread
+                weights[name][: known.shape[0], : known.shape[1]] = known
+        return Draft(config, weights, str(next(iter(self.weights.values())).device))
 
     @property
     def parameter_count(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 
@@ -28,7 +28,8 @@ class RunOptions:
     """Directories, device and settings of a run.
 
     init: an earlier run's out, to go on from; with new_schedule only its model is taken, and
-    steps count from 0 again. shape is of a draft made anew, without init.
+    steps count from 0 again, its MLPs widened where widen_mlp_to says so. shape is of a draft made
+    anew, without init.
     """
 
     target: Path
@@ -37,6 +38,7 @@ class RunOptions:
     compiled: bool
     init: Path | None
     new_schedule: bool
+    widen_mlp_to: int | None
     stop_at_step: int
     eval_rounds: int
     shape: DraftShape
@@ -59,6 +61,8 @@ def run(options: RunOptions) -> None:
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
     # What can be refused is refused before the long part.
+    if options.widen_mlp_to is not None and (options.init is None or not options.new_schedule):
+        raise ValueError("--widen-mlp-to needs the model of an --init and a --new-schedule")
     target_config = LlamaConfig.read(options.target)
     options.rounding.check(_draft_config(options, target_config))
     state = None
@@ -111,6 +115,13 @@ def _draft_config(options: RunOptions, target: LlamaConfig) -> LlamaConfig:
             f"the draft in {options.init} knows {config.vocab_size} tokens, the target "
             f"{target.vocab_size}"
         )
+    if options.widen_mlp_to is not None:
+        if options.widen_mlp_to < config.mlp_size:
+            raise ValueError(
+                f"the MLPs in {options.init} have {config.mlp_size} units: they cannot widen to "
+                f"{options.widen_mlp_to}"
+            )
+        return replace(config, mlp_size=options.widen_mlp_to)
     return config
 
 
@@ -121,7 +132,10 @@ def _make_draft(
     if state is not None:
         return Draft(config, state.weights, options.device)
     if options.init is not None:
-        return load_draft(options.init, options.device)
+        draft = load_draft(options.init, options.device)
+        if options.widen_mlp_to is not None:
+            draft = draft.with_wider_mlp(options.widen_mlp_to, options.training.seed)
+        return draft
     draft = Draft.random(config, options.training.seed, options.device)
     # A few rounds' later positions, thinned out.
     states = [part.hidden[::8, 40::7].flatten(0, 1)[:_SAMPLE_POSITIONS] for part in rounds[:4]]
