@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 from typing import Protocol
@@ -27,7 +28,12 @@ _PACING_SAMPLES = 5
 _PACE_RATE = 0.2
 _LARGEST_PACE_STEP = 2.0
 _FIRST_USE_EXCESS = 2.0
+_KNOWN_FIRST_USE_EXCESS = 1.1
+_PATIENCE_ROUNDS = 4.0
 _SECOND_LOOK_ROUNDS = 128
+_TRIAL_GAIN = 1.1
+_FIRST_TRIAL_ROUNDS = 24
+_LAST_TRIAL_ROUNDS = 768
 _SLOW_RATE = 0.02
 _FAST_RATE = 0.12
 _PROBING_RATE = 0.35
@@ -115,6 +121,12 @@ class _Cost:
         return len(self._samples) >= _PACING_SAMPLES
 
     @property
+    def first_was_dear(self) -> bool:
+        """Of two samples, whether the first one paid for more than the second."""
+        samples = self._samples
+        return len(samples) == 2 and samples[0] > _KNOWN_FIRST_USE_EXCESS * samples[1]
+
+    @property
     def is_settled(self) -> bool:
         return len(self._samples) == _SAMPLES
 
@@ -198,6 +210,10 @@ class AdaptiveDepth:
         self._rounds_since_plain = 0
         self._check_rounds = _FIRST_CHECK_ROUNDS
         self._rounds_by_k: dict[int, int] = {}
+        self._first_use_excess = _FIRST_USE_EXCESS
+        self._trial: int | None = None
+        self._trial_rounds = _FIRST_TRIAL_ROUNDS
+        self._rounds_since_trial = 0
 
     # What the loop asks.
 
@@ -221,7 +237,7 @@ class AdaptiveDepth:
             return self._probe_depth()
         if not self._is_parked and not self._is_calibrated():
             return 1
-        return self._k
+        return self._k if self._trial is None else self._trial
 
     def record_plain(self, tokens: int, step_ms: float) -> None:
         """After enough plain tokens it is time to probe."""
@@ -251,6 +267,9 @@ class AdaptiveDepth:
         elif self._rounds_since_plain > 0 and not self._is_first_use(k, cost_ms):
             cost = self._rounds.setdefault(k, _Cost(self._finished_rounds))
             self._learn(cost, cost_ms)
+            if cost.first_was_dear:
+                self._first_use_excess = _KNOWN_FIRST_USE_EXCESS
+        self._trial = None
         self._rounds_by_k[k] = self._rounds_by_k.get(k, 0) + 1
         self._rounds_since_plain += 1
         for position in range(tested):
@@ -273,7 +292,7 @@ class AdaptiveDepth:
         compiling kernels."""
         if k in self._rounds_by_k:
             return False
-        return cost_ms / self._pace > _FIRST_USE_EXCESS * self._round_ms(k)
+        return cost_ms / self._pace > self._first_use_excess * self._round_ms(k)
 
     @property
     def _finished_rounds(self) -> int:
@@ -302,9 +321,29 @@ class AdaptiveDepth:
         if self._k == 0 or self._rate(best) > _SWITCH_GAIN * self._rate(self._k):
             self._k = best if best > 0 or not self._may_pay() else 1
         self._is_parked = self._k == 0
-        if not self._is_parked and self._should_measure_plain():
+        if self._is_parked:
+            return
+        if self._should_measure_plain():
             self._is_measuring_plain = True
             self._check_rounds = min(2 * self._check_rounds, _LAST_CHECK_ROUNDS)
+        self._rounds_since_trial += 1
+        if self._rounds_since_trial >= self._trial_rounds:
+            self._trial = self._promising_length()
+            self._rounds_since_trial = 0
+            self._trial_rounds = min(2 * self._trial_rounds, _LAST_TRIAL_ROUNDS)
+
+    def _promising_length(self) -> int | None:
+        """A length beyond those known that would be well ahead if no verification cost more than
+        the dearest one known, and acceptance were a little better than it looks. What is known may
+        rule it out for ever otherwise: the line through known costs, or a few unlucky tests."""
+        dearest_ms = max(self._verifications().values())
+        longest = max(k for k in self._rounds if self._is_known(k))
+        rates = {
+            k: self._hoped_tokens(k) / (self._drafting_ms(k) + dearest_ms)
+            for k in range(longest + 1, self._max + 1)
+        }
+        best = max(rates, key=lambda k: rates[k], default=0)
+        return best if best and rates[best] > _TRIAL_GAIN * self._rate(self._k) else None
 
     def _should_measure_plain(self) -> bool:
         """A round that emits hardly more than one token is worth little more than a plain step, and
@@ -334,12 +373,27 @@ class AdaptiveDepth:
         return range(min(self._max, max(known, default=0) + 1) + 1)
 
     def _is_known(self, k: int) -> bool:
-        """One sample is enough to go by for a while, and gets a second look in the end."""
+        """One sample is enough to go by for a while, and gets a second look in the end; the sooner,
+        the more the length promised before."""
         cost = self._rounds.get(k)
         if cost is None:
             return False
         age_rounds = self._finished_rounds - cost.since_round
-        return cost.is_trusted or age_rounds < _SECOND_LOOK_ROUNDS
+        return cost.is_trusted or age_rounds < self._patience_rounds(k)
+
+    def _patience_rounds(self, k: int) -> float:
+        """How long one sample of a length stands for its cost."""
+        verify = self._verifications_of(
+            other for other, cost in self._rounds.items() if cost.is_trusted
+        )
+
+        def rate(length: int) -> float:
+            width = length + 1
+            verify_ms = verify[width] if width in verify else _on_line(verify, width)
+            return self.expected_tokens(length) / (self._drafting_ms(length) + verify_ms)
+
+        gain = rate(k) / rate(self._k) - 1
+        return min(_SECOND_LOOK_ROUNDS, _PATIENCE_ROUNDS / max(gain, 1e-6))
 
     def _probe_depth(self) -> int:
         reachable = [k for k in self._candidates() if k > 0]
@@ -363,6 +417,15 @@ class AdaptiveDepth:
             expected += chain
         return expected
 
+    def _hoped_tokens(self, k: int) -> float:
+        """The same with some of the standard error added to each acceptance."""
+        hoped, chain = 1.0, 1.0
+        for position in range(k):
+            known = self._acceptance[min(position, len(self._acceptance) - 1)]
+            chain *= min(known.doubted_rate, 1.0)
+            hoped += chain
+        return hoped
+
     def _acceptance_at(self, position: int) -> float:
         if not self._acceptance:
             return _PRIOR_ACCEPTANCE
@@ -378,10 +441,12 @@ class AdaptiveDepth:
 
     def _verifications(self) -> dict[int, float]:
         """By width: what known rounds leave beside their draft steps; a plain step is width 1."""
+        return self._verifications_of(k for k in self._rounds if self._is_known(k))
+
+    def _verifications_of(self, lengths: Iterable[int]) -> dict[int, float]:
         known = {1: self._plain.ms or 1.0}
-        for k, cost in self._rounds.items():
-            if cost.ms is not None and self._is_known(k):
-                known[k + 1] = max(cost.ms - self._drafting_ms(k), 0.0)
+        for k in lengths:
+            known[k + 1] = max((self._rounds[k].ms or 0.0) - self._drafting_ms(k), 0.0)
         return known
 
     def _drafting_ms(self, k: int) -> float:

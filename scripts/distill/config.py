@@ -145,8 +145,8 @@ class DraftShape:
     """The sizes of a draft; the defaults are the published one's, 17.3M parameters.
 
     Smaller ones were tried before it, as (hidden, layers, heads, key/value heads, MLP, peak
-    learning rate): 14.9M parameters (256, 3, 4, 2, 768, 2.5e-3), the first that was published; 10.9M (192, 3,
-    3, 3, 576, 3e-3); and 6.7M (128, 2, 2, 2, 384, 4e-3).
+    learning rate): 14.9M parameters (256, 3, 4, 2, 768, 2.5e-3), the first that was published;
+    10.9M (192, 3, 3, 3, 576, 3e-3); and 6.7M (128, 2, 2, 2, 384, 4e-3).
     """
 
     hidden_size: int = 256
