@@ -23,7 +23,8 @@ commands need MLX only. From the default pair to a new draft:
 
 TARGET can be any Hugging Face checkpoint in one file of a llama with tied embeddings and ChatML
 turns, in bfloat16 or float32. Checkpoints go to RUN every --save-every-steps; after an
-interruption, the same command with `--init RUN` goes on at the last one. The corpus is not kept:
+interruption, the same command with `--init RUN`, and without --new-schedule and --widen-mlp-to,
+goes on at the last one. The corpus is not kept:
 it is written again from --seed. One run trains one draft.
 
 The published draft was trained on NVIDIA H200s in two runs, the second on a fresh corpus and with

@@ -163,7 +163,7 @@ def test_first_uses_that_cost_a_little_do_not_hold_up_the_climb(
 
 
 def test_it_climbs_no_further_than_the_costs_it_knows() -> None:
-    """Of costs that jump after two rows it tries the first beyond the jump, no other and not often."""
+    """Of costs that jump after two rows it tries the first beyond the jump alone, and rarely."""
     regime, depth = REGIMES["a step after two rows"], AdaptiveDepth()
     tried: list[int] = []
     for _ in range(60):

@@ -232,7 +232,7 @@ class SpeculativeGenerator:
         )
         self._check_length(k, proposal)
         draft_ms = None
-        if self._depth.wants_split_costs:
+        if self._depth.wants_split_costs and self._drafter.name == MODEL_DRAFTER:
             mx.eval(proposal.ids)
             draft_ms = 1e3 * (self._clock() - started_s)
         newest = mx.array(history.tokens[-1:])
