@@ -388,9 +388,8 @@ class AdaptiveDepth:
         )
 
         def rate(length: int) -> float:
-            width = length + 1
-            verify_ms = verify[width] if width in verify else _on_line(verify, width)
-            return self.expected_tokens(length) / (self._drafting_ms(length) + verify_ms)
+            round_ms = self._drafting_ms(length) + _on_line(verify, length + 1)
+            return self.expected_tokens(length) / round_ms
 
         gain = rate(k) / rate(self._k) - 1
         return min(_SECOND_LOOK_ROUNDS, _PATIENCE_ROUNDS / max(gain, 1e-6))
@@ -411,20 +410,14 @@ class AdaptiveDepth:
 
     def expected_tokens(self, k: int) -> float:
         """Mean number of tokens that a round of k emits."""
-        expected, chain = 1.0, 1.0
-        for position in range(k):
-            chain *= self._acceptance_at(position)
-            expected += chain
-        return expected
+        return _mean_tokens(self._acceptance_at(position) for position in range(k))
 
     def _hoped_tokens(self, k: int) -> float:
         """The same with some of the standard error added to each acceptance."""
-        hoped, chain = 1.0, 1.0
-        for position in range(k):
-            known = self._acceptance[min(position, len(self._acceptance) - 1)]
-            chain *= min(known.doubted_rate, 1.0)
-            hoped += chain
-        return hoped
+        last = len(self._acceptance) - 1
+        return _mean_tokens(
+            min(self._acceptance[min(position, last)].doubted_rate, 1.0) for position in range(k)
+        )
 
     def _acceptance_at(self, position: int) -> float:
         if not self._acceptance:
@@ -433,11 +426,7 @@ class AdaptiveDepth:
 
     def _round_ms(self, k: int) -> float:
         """As measured, else k draft steps and a verification on the line through those known."""
-        verify = self._verifications()
-        width = k + 1
-        return self._drafting_ms(k) + (
-            verify[width] if width in verify else _on_line(verify, width)
-        )
+        return self._drafting_ms(k) + _on_line(self._verifications(), k + 1)
 
     def _verifications(self) -> dict[int, float]:
         """By width: what known rounds leave beside their draft steps; a plain step is width 1."""
@@ -485,8 +474,20 @@ class AdaptiveDepth:
         return high
 
 
+def _mean_tokens(acceptance: Iterable[float]) -> float:
+    """Of a round, from the acceptance at each of its positions."""
+    mean, chain = 1.0, 1.0
+    for rate in acceptance:
+        chain *= rate
+        mean += chain
+    return mean
+
+
 def _on_line(known: dict[int, float], width: int) -> float:
-    """Between the neighbours of a width, or beyond the two largest; costs never fall with width."""
+    """What is known of a width, else between its neighbours, or beyond the two largest: there costs
+    never fall with width."""
+    if width in known:
+        return known[width]
     low = max(w for w in known if w < width)
     above = [w for w in known if w > width]
     if above:
