@@ -17,7 +17,7 @@ import numpy as np
 from mlxgen.config import SamplingConfig
 from mlxgen.errors import OptionError
 from mlxgen.sampling import filters, penalties
-from mlxgen.sampling.elementary import exp
+from mlxgen.sampling.elementary import exp, largest_at
 from mlxgen.sampling.history import History
 from mlxgen.sampling.sums import log_sum_exp
 
@@ -185,7 +185,7 @@ class SamplerChain:
         """The greedy token of each row; its rows are the logits it was chosen from."""
         rows = self._prepared(logits, history, proposals)
         tops = mx.max(rows, axis=-1, keepdims=True)
-        return Draws(mx.argmax(rows, axis=-1).astype(mx.int32), rows, tops)
+        return Draws(largest_at(rows), rows, tops)
 
     def _prepared(self, logits: mx.array, history: History, proposals: mx.array | None) -> mx.array:
         """As `adjusted_logits`, or the logits as they came where nothing adjusts them."""
@@ -199,7 +199,7 @@ def draw(scores: mx.array, noise: mx.array) -> mx.array:
 
     The Gumbel-max trick: with independent standard Gumbel noise the argmax has that law.
     """
-    return mx.argmax(scores + noise, axis=-1).astype(mx.int32)
+    return largest_at(scores + noise)
 
 
 def rows_are_usable(*tops: mx.array) -> mx.array:
@@ -251,6 +251,6 @@ def sample_token_with_distribution(
     """
     if chain.config.is_greedy:
         row = effective_token_distribution(logits, chain, history, proposals)
-        return mx.argmax(row, axis=-1).astype(mx.int32), row
+        return largest_at(row), row
     ids, rows, _ = chain.draw(logits, noise, history, proposals, coins)
     return ids, exp(log_probabilities(rows))

@@ -22,6 +22,12 @@ def computes_one_by_one() -> bool:
     return on_cpu and platform.machine().lower() in ("x86_64", "amd64")
 
 
+def largest_at(rows: mx.array) -> mx.array:
+    """Where the largest entry of each row is: `[..., V] -> [...] int32`."""
+    # The index is a uint32 far below 2^31: the same bits, and no operation.
+    return mx.argmax(rows, axis=-1).view(mx.int32)
+
+
 def exp(x: mx.array) -> mx.array:
     """e to the x, for float32. As a power it is off by up to 6e-8 + 4e-8 |x| of itself, since e is
     rounded."""

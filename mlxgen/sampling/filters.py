@@ -15,7 +15,7 @@ import math
 
 import mlx.core as mx
 
-from mlxgen.sampling.elementary import exp
+from mlxgen.sampling.elementary import computes_one_by_one, exp
 from mlxgen.sampling.sums import log_sum_exp, sums_before, sums_behind, total
 
 _LARGEST_SCALE, _SMALLEST_SCALE = 1e38, 1e-30
@@ -60,13 +60,21 @@ def top_p(scores: mx.array, p: float) -> mx.array:
     mass = exp(scores)
     whole = total(mass)
     # All tokens at or below this together weigh no more than 1 - p, so the nucleus needs none of
-    # them. Put to 0 they cost a sort little, which is most of a filter's time on a CPU.
-    likely = mx.where(mass > (1 - p) / mass.shape[-1] * whole, mass, 0)
-    # Positive floats are ordered like their bits, and a CPU sorts those faster.
-    ascending = mx.sort(likely.view(mx.uint32), axis=-1).view(mx.float32)
+    # them.
+    ascending = _sorted(mass, (1 - p) / mass.shape[-1] * whole)
     is_kept = (sums_behind(ascending) < p * whole) & (ascending > 0)
     cut = mx.where(is_kept, ascending, 1).min(axis=-1, keepdims=True)
     return _keep(scores, mass >= cut)
+
+
+def _sorted(mass: mx.array, negligible: mx.array) -> mx.array:
+    """From small to large; entries up to `negligible` may come out as 0."""
+    if not computes_one_by_one():
+        return mx.sort(mass, axis=-1)
+    # The sort is most of a filter's time here. Zeros cost it little, and positive floats are
+    # ordered like their bits, which sort faster.
+    likely = mx.where(mass > negligible, mass, 0)
+    return mx.sort(likely.view(mx.uint32), axis=-1).view(mx.float32)
 
 
 def min_p(scores: mx.array, p: float) -> mx.array:

@@ -39,12 +39,15 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from mlxgen.sampling.elementary import exp
+from mlxgen.sampling.elementary import exp, largest_at
 from mlxgen.sampling.sums import total
 
 RESIDUAL_FLOOR = 1e-6
 """Residual mass below which rounding error, not p - q, would choose the token. A rejection is as
 rare as this mass is small, so drawing from p instead changes nothing that could be seen."""
+
+
+_NEVER = mx.array(False)
 
 
 class Verdict(NamedTuple):
@@ -68,7 +71,7 @@ def match_draft_tokens(ids: mx.array, target_ids: mx.array) -> Verdict:
     target's own at the first difference, or the bonus behind the last proposal.
     """
     accepted = leading_run(ids == target_ids[:-1])
-    return Verdict(accepted, target_ids[accepted], mx.array(False))
+    return Verdict(accepted, target_ids[accepted], _NEVER)
 
 
 def stochastic_hits(p: mx.array, q: mx.array, uniforms: mx.array) -> mx.array:
@@ -105,7 +108,7 @@ def residual_resample(
     weight 0 stays at -inf and can never win.
     """
     weights, fell_back = residual_weights(p, q, weight)
-    return mx.argmax(mx.log(weights) + noise).astype(mx.int32), fell_back
+    return largest_at(mx.log(weights) + noise), fell_back
 
 
 def block_weights(log_p_of_ids: mx.array, log_q_of_ids: mx.array) -> mx.array:
