@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mlxgen.cache.cached_model import CachedModel
 from mlxgen.cache.kept import KeptCache
+from mlxgen.cache.wide_blocks import lengths_to_fill_up
 from mlxgen.config import CacheConfig
 from mlxgen.models.loading import LoadedModel
 from mlxgen.sampling.history import IntArray
@@ -46,7 +47,15 @@ class Memory:
 
 def fresh_target(target: LoadedModel, config: CacheConfig) -> CachedModel:
     """A target with empty caches."""
-    return CachedModel(target.model, role="target", width=target.drawable_ids, config=config)
+    # A table of positions ends somewhere, and what fills a block up would look behind it.
+    may_fill_up = target.position_rows is None
+    return CachedModel(
+        target.model,
+        role="target",
+        width=target.drawable_ids,
+        filled_up=lengths_to_fill_up(target.model) if may_fill_up else range(0),
+        config=config,
+    )
 
 
 def fresh_draft(target: LoadedModel, draft: LoadedModel, config: CacheConfig) -> CachedModel:

@@ -41,6 +41,7 @@ from mlx_lm.sample_utils import make_sampler
 from mlxgen.backend import blas
 from mlxgen.backend.cuda import prepare_cuda
 from mlxgen.cache.cached_model import CachedModel
+from mlxgen.cache.wide_blocks import lengths_to_fill_up
 from mlxgen.config import AcceptRule, SamplingConfig
 from mlxgen.decoding.plain import PlainGenerator
 from mlxgen.drafters.draft_model import DraftModel
@@ -163,7 +164,12 @@ class Bench:
         """mlxgen's round."""
         chain, randomness = SamplerChain(sampling, self._width), Randomness(0)
         stamps_s: list[float] = []
-        target = CachedModel(self._target, role="target", width=self._width)
+        target = CachedModel(
+            self._target,
+            role="target",
+            width=self._width,
+            filled_up=lengths_to_fill_up(self._target),
+        )
         draft = CachedModel(self._draft, role="draft", width=self._width)
         generator = SpeculativeGenerator(
             target,

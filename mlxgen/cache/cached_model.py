@@ -7,10 +7,12 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx_lm.models.cache import KVCache
 
 from mlxgen.cache import caches as cache_ops
 from mlxgen.cache.blocks import require_equal_blocks
 from mlxgen.cache.snapshots import SnapshotLog
+from mlxgen.cache.wide_blocks import WIDE_TOKENS
 from mlxgen.config import CacheConfig
 from mlxgen.errors import GenerationError, OptionError
 from mlxgen.sampling.history import IntArray
@@ -23,6 +25,8 @@ class CachedModel:
     width: number of token ids that can be drawn; further logits are padding and cut off, missing
     ones count as -inf. embedding_rows: ids from there on cannot be embedded; the last row stands
     in for them, which costs a draft some acceptance and never changes the text.
+    filled_up: lengths of blocks to run with more tokens (`mlxgen.cache.wide_blocks`), where the
+    caches allow it.
     role: "target" or "draft", for messages. Raises `OptionError` for cache options that the model
     cannot run with.
 
@@ -38,6 +42,7 @@ class CachedModel:
         role: str,
         width: int,
         embedding_rows: int | None = None,
+        filled_up: range = range(0),
         config: CacheConfig | None = None,
     ) -> None:
         self._model = model
@@ -45,6 +50,7 @@ class CachedModel:
         self.role = role
         self.width = width
         self._embedding_rows = embedding_rows
+        self._filled_up = filled_up
         self.caches = cache_ops.make_caches(model, self._config)
         self._snapshots: SnapshotLog | None = None
         self._may_rewind = False
@@ -162,10 +168,16 @@ class CachedModel:
             start = end
 
     def forward(self, ids: mx.array) -> mx.array:
-        """Logits after each of the tokens: `ids: [L] int32 -> [L, width]`, not yet evaluated."""
+        """Logits after each of the tokens: `ids: [L] int32 -> [L, width]`, not yet evaluated.
+
+        A block may leave more in the caches than its tokens, so a rewind has to follow.
+        """
+        count = ids.shape[0]
         if self._snapshots is not None:
             self._snapshots.record(self._untrimmable(), self._fed_tokens, ids)
-        logits = self._call(ids)[0]
+        elif count in self._filled_up and self._may_fill_up():
+            ids = mx.concatenate([ids, mx.zeros((WIDE_TOKENS - count,), dtype=ids.dtype)])
+        logits = self._call(ids)[0, :count]
         rows, heads = logits.shape
         if heads > self.width:
             return logits[:, : self.width]
@@ -173,6 +185,12 @@ class CachedModel:
             padding = mx.full((rows, self.width - heads), -mx.inf, dtype=logits.dtype)
             return mx.concatenate([logits, padding], axis=-1)
         return logits
+
+    def _may_fill_up(self) -> bool:
+        """Whether tokens too many can be taken off again and leave nothing behind."""
+        if not self._may_rewind or self._config.kv_bits is not None:
+            return False
+        return all(type(cache) is KVCache for cache in self.caches)
 
     def _call(self, ids: mx.array) -> mx.array:
         self._is_torn = True
