@@ -58,6 +58,7 @@ def run_generate(options: GenerateOptions) -> ExitCode:
         streams,
         adapter=options.adapter,
         trust_remote_code=options.trust_remote_code,
+        verifies_blocks=plan.why_plain is None,
         verbose=options.verbose,
     )
     return _generate(plan, options, streams, target, draft)

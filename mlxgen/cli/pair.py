@@ -71,9 +71,13 @@ def load_pair(
     *,
     adapter: str | None = None,
     trust_remote_code: bool = False,
+    verifies_blocks: bool = True,
     verbose: bool = False,
 ) -> tuple[LoadedModel, LoadedModel | None]:
-    """Load both models; a draft that does not fit the target is an error here."""
+    """Load both models; a draft that does not fit the target is an error here.
+
+    verifies_blocks: False where nothing will be proposed.
+    """
     from mlxgen.backend.blas import use_fast_blas
     from mlxgen.backend.single_rows import takes_pairs
     from mlxgen.models.loading import load_checkpoint
@@ -89,7 +93,11 @@ def load_pair(
         )
     streams.note(f'Loading model from "{choice.target.path}"...')
     target = load_checkpoint(
-        choice.target, adapter=adapter, trust_remote_code=trust_remote_code, warn=streams.warn
+        choice.target,
+        adapter=adapter,
+        trust_remote_code=trust_remote_code,
+        verifies_blocks=verifies_blocks,
+        warn=streams.warn,
     )
     if verbose:
         pairs = ", single rows in pairs" if takes_pairs(target.model) else ""

@@ -2,6 +2,10 @@
 
 On a CPU the weights are dequantised and computed in float32: MLX's quantised and half-precision
 products are several times slower there. Float32 products go to a faster BLAS where there is one.
+
+On CUDA small models are dequantised, to their own precision: MLX compiles a kernel for every kind
+of quantised product the first time it meets one, 20 seconds each, and keeps it in a temporary
+folder. Where that folder is empty, the default pair would begin to answer after minutes.
 """
 
 from __future__ import annotations
@@ -27,6 +31,8 @@ from mlxgen.models.source import resolve_adapter, resolve_model
 from mlxgen.models.tables import check_masked_ids, position_rows, token_rows
 
 _LARGEST_SHARE_OF_MEMORY = 0.6
+_LARGEST_DEQUANTISED_BYTES = 2**30
+"""On CUDA; next to the memory of such a device this is nothing."""
 _CURES = {
     "model": "config.json and weights are damaged, incomplete, or not of a kind that mlx-lm can "
     "run; fetch the model again or choose another",
@@ -92,15 +98,22 @@ def load(
     adapter: str | None = None,
     trust_remote_code: bool = False,
     role: str = "target",
+    verifies_blocks: bool = True,
 ) -> LoadedModel:
     """Load a model from a directory or a hub id.
 
-    role: "target" or "draft", for messages. Raises `ModelError`, or `OptionError` for a revision
-    of a local directory.
+    role: "target" or "draft", for messages. verifies_blocks: whether this process will speculate;
+    CUDA is set up for it once, before the first model. Raises `ModelError`, or `OptionError` for a
+    revision of a local directory.
     """
     option = "-m" if role == "target" else "--draft-model"
     checkpoint = read_checkpoint(resolve_model(reference, revision, option), role)
-    return load_checkpoint(checkpoint, adapter=adapter, trust_remote_code=trust_remote_code)
+    return load_checkpoint(
+        checkpoint,
+        adapter=adapter,
+        trust_remote_code=trust_remote_code,
+        verifies_blocks=verifies_blocks,
+    )
 
 
 def load_checkpoint(
@@ -108,14 +121,18 @@ def load_checkpoint(
     *,
     adapter: str | None = None,
     trust_remote_code: bool = False,
+    verifies_blocks: bool = True,
     warn: Callable[[str], None] = lambda message: None,
 ) -> LoadedModel:
-    """Load what a checkpoint names. Raises `ModelError` with the reason in one line."""
+    """Load what a checkpoint names; verifies_blocks as in `load`.
+
+    Raises `ModelError` with the reason in one line.
+    """
     from mlx_lm import utils
 
     adapter_path = None if adapter is None else resolve_adapter(adapter)
     _check_files(checkpoint, adapter_path, trust_remote_code)
-    prepare_cuda()
+    prepare_cuda(verifies_blocks=verifies_blocks)
     stage = "model"
     try:
         with _without_advice():
@@ -130,6 +147,8 @@ def load_checkpoint(
                 stage = "model"
             if mx.default_device().type == mx.DeviceType.cpu:
                 model = _in_float32(model, checkpoint, warn)
+            elif mx.cuda.is_available():
+                model = _without_small_quantisation(model)
             mx.eval(model.parameters())
             stage = "tokenizer"
             tokenizer = utils.load_tokenizer(
@@ -222,6 +241,13 @@ def _in_float32(model: Any, checkpoint: Checkpoint, warn: Callable[[str], None])
     model = dequantize_model(model)
     pair_single_rows(model)
     return model
+
+
+def _without_small_quantisation(model: Any) -> Any:
+    from mlx_lm.utils import dequantize_model, get_total_parameters
+
+    is_small = 2 * int(get_total_parameters(model)) <= _LARGEST_DEQUANTISED_BYTES
+    return dequantize_model(model) if is_small else model
 
 
 def one_line(error: BaseException) -> str:
