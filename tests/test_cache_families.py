@@ -22,8 +22,8 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import ChunkedKVCache, KVCache, RotatingKVCache, trim_prompt_cache
 
+from mlxgen.cache import cached_model, chunked, sliding, snapshots
 from mlxgen.cache import caches as cache_ops
-from mlxgen.cache import chunked, sliding, snapshots
 from mlxgen.cache.cached_model import CachedModel, as_ids
 from mlxgen.cache.sliding import SlidingKVCache
 from mlxgen.cache.snapshots import Snapshot, SnapshotLog
@@ -63,7 +63,10 @@ class FamilySettings(Settings):
 
     def cached(self, model: Any, role: str) -> CachedModel:
         """A model with an empty cache."""
-        return CachedModel(model, role=role, width=self.width, config=self.cache)
+        filled_up = self.filled_up if role == "target" else range(0)
+        return CachedModel(
+            model, role=role, width=self.width, filled_up=filled_up, config=self.cache
+        )
 
 
 def greedy(**changes: Any) -> FamilySettings:
@@ -205,6 +208,39 @@ def test_a_target_with_unequal_blocks_is_refused_and_may_draft() -> None:
     settings = greedy()
     run = settings.speculative(pair("qwen3")[0], draft)
     assert run.ids(32) == settings.plain_ids(pair("qwen3")[0], 32)
+
+
+DYNAMIC = {
+    "max_position_embeddings": 48,
+    "rope_scaling": {"type": "dynamic", "rope_type": "dynamic", "factor": 8.0},
+}
+"""Positions that turn by less the longer a text is that has outgrown 48 tokens."""
+
+
+@pytest.mark.parametrize("filled_up", [range(0), range(2, 8)], ids=["", "filled up"])
+@pytest.mark.parametrize("name", ["internlm2", "internlm3"])
+def test_no_block_goes_where_positions_depend_on_its_end(name: str, filled_up: range) -> None:
+    target = build(name, changes=DYNAMIC)
+    draft = build(name, disturbance=DISTURBANCE, changes=DYNAMIC)
+    settings = greedy(k=5, filled_up=filled_up)
+    check_parity(settings, target, draft)
+    run = speculate(settings, target, draft)
+    run.ids(TOKENS)
+    limit = run.target.equal_block_tokens
+    assert limit is not None and limit <= 48
+    lengths = [done.target_cache_tokens for done in run.rounds]
+    assert limit - 8 < max(lengths) <= limit, "and up to there blocks are verified"
+
+
+@pytest.mark.parametrize("name", ["internlm2", "internlm3"])
+def test_parity_check_rejects_blocks_that_go_there(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cached_model, "equal_block_tokens", lambda model: None)
+    target = build(name, changes=DYNAMIC)
+    draft = build(name, disturbance=DISTURBANCE, changes=DYNAMIC)
+    with pytest.raises(AssertionError):
+        check_parity(greedy(k=5), target, draft)
 
 
 # The checks can fail

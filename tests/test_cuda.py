@@ -61,6 +61,16 @@ def test_only_commands_that_verify_blocks_do_without_cudnn(
     assert (run.code, asked) == (0, {verifies_blocks})
 
 
+@pytest.mark.parametrize("options", [{}, {"verifies_blocks": True}, {"verifies_blocks": False}])
+def test_a_program_says_whether_it_verifies_blocks(
+    models: ModelStore, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    asked = set()
+    monkeypatch.setattr(loading, "prepare_cuda", lambda **how: asked.add(how["verifies_blocks"]))
+    mlxgen.load(str(models.llama_directory(1)), **options)
+    assert asked == {options.get("verifies_blocks", True)}
+
+
 def load_for_cuda(monkeypatch: pytest.MonkeyPatch, largest_bytes: int) -> Any:
     """The default draft, as it is loaded where the default device is a CUDA one."""
     gpu = SimpleNamespace(type=mx.DeviceType.gpu)

@@ -223,8 +223,12 @@ def test_xtc_needs_its_coin_and_spares_protected_tokens() -> None:
     assert spared.tolist() == [[True, False, True, True], [True] * 4]
 
 
+@pytest.mark.parametrize("one_by_one", [True, False])
 @pytest.mark.parametrize("p", [0.3, 0.5, 0.9, 0.99])
-def test_top_p_of_a_large_bfloat16_vocabulary_equals_float64(p: float) -> None:
+def test_top_p_of_a_large_bfloat16_vocabulary_equals_float64(
+    p: float, one_by_one: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filters, "computes_one_by_one", lambda: one_by_one)
     width = 150_000
     logits = np.random.default_rng(5).normal(scale=3, size=(1, width)).astype(np.float32)
     row = filters.shifted(mx.array(logits).astype(mx.bfloat16))[0]

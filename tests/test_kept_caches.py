@@ -313,6 +313,36 @@ def test_a_model_whose_state_depends_on_chunks_is_not_kept() -> None:
     assert kept.held is None and not kept.is_keepable
 
 
+def test_a_text_that_has_outgrown_a_dynamic_window_is_not_taken_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its keys depend on where the blocks ended that they came in."""
+    scaling = {"type": "dynamic", "rope_type": "dynamic", "factor": 8.0}
+    changes = {"max_position_embeddings": 40, "rope_scaling": scaling}
+    model = build("internlm2", changes=changes)
+    settings = Settings()
+
+    def fresh() -> CachedModel:
+        return CachedModel(model, role="target", width=VOCABULARY)
+
+    def run(prompt: list[int]) -> tuple[list[int], int, list[int]]:
+        lent = kept.lend(as_ids(prompt))
+        reused = lent.cached_tokens
+        ids = plain_run("internlm2", lent, prompt, settings)
+        kept.take_back(as_ids([*prompt, *ids]))
+        return ids, reused, plain_run("internlm2", fresh(), prompt, settings)
+
+    kept = KeptCache(fresh, CacheConfig())
+    first, _, _ = run(PROMPT)
+    second, reused, cold = run(within := [*PROMPT, *first, *QUESTION])
+    assert second == cold and reused == len(PROMPT) + RUN_TOKENS - 1
+    third, reused, cold = run([*within, *second, *QUESTION])
+    assert third == cold and reused == 0
+    monkeypatch.setattr(KeptCache, "_depends_on_chunks", lambda *_: False)
+    wrong, reused, cold = run([*within, *second, *QUESTION, *third[:3]])
+    assert reused > 0 and wrong != cold, "taken up all the same it is another text"
+
+
 # Packing
 
 

@@ -38,6 +38,20 @@ def test_sums_equal_float64(width: int, monkeypatch: pytest.MonkeyPatch) -> None
         np.testing.assert_allclose(log_sum, np.log(wide.sum(-1, keepdims=True)), atol=5e-6)
 
 
+@pytest.mark.parametrize("width", [1, 5, 256, 5000])
+def test_single_operations_are_the_same_sums(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU computes; on a CPU these are running sums, so the width and the bound differ."""
+    rows = weights(width)
+    functions = (sums.total, sums.sums_before, sums.sums_behind)
+    expected = [np.array(function(rows)) for function in functions]
+    log_sum = np.array(sums.log_sum_exp(mx.log(rows)))
+    monkeypatch.setattr(sums, "_adds_in_parts", lambda: True)
+    largest = np.array(sums.total(rows)).max()
+    for function, values in zip(functions, expected, strict=True):
+        np.testing.assert_allclose(function(rows), values, rtol=1e-4, atol=1e-4 * largest)
+    np.testing.assert_allclose(sums.log_sum_exp(mx.log(rows)), log_sum, atol=1e-4)
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_probabilities_sum_to_one(width: int) -> None:
     rows = np.array(mx.exp(log_probabilities(mx.log(weights(width))))).astype(np.float64)

@@ -11,6 +11,8 @@ import pytest
 from mlx_lm.models.switch_layers import SwitchLinear
 from mlx_lm.utils import load_model
 
+import mlxgen
+from mlxgen import memory
 from mlxgen.cache import wide_blocks
 from mlxgen.cache.cached_model import CachedModel
 from mlxgen.cache.sliding import SlidingKVCache
@@ -131,3 +133,22 @@ def test_large_quantised_models_on_cuda_are_filled_up_and_no_others(
     assert lengths_to_fill_up(models.llama(1)) == range(0), "not quantised"
     model.model.layers[0].experts = SwitchLinear(64, 64, 2).to_quantized(group_size=32, bits=4)
     assert lengths_to_fill_up(model) == range(0), "a mixture of experts"
+
+
+def test_only_targets_without_a_table_of_positions_are_filled_up(
+    models: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "lengths_to_fill_up", lambda model: FILLED_UP)
+    loaded = mlxgen.load(str(models.llama_directory(1)))
+    with_table = mlxgen.load(str(models.llama_directory(1)))
+    vars(with_table)["position_rows"] = 100
+    widths = note_widths(monkeypatch)
+    for model, expected in ((loaded, WIDE_TOKENS), (with_table, 4)):
+        cached = memory.fresh_target(model, CacheConfig())
+        cached.make_rewindable()
+        cached.forward(mx.array([1, 2, 3, 4]))
+        assert widths.pop() == ("target", expected)
+    draft = memory.fresh_draft(loaded, loaded, CacheConfig())
+    draft.make_rewindable()
+    draft.forward(mx.array([1, 2, 3, 4]))
+    assert widths.pop() == ("draft", 4)

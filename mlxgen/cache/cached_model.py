@@ -10,7 +10,7 @@ import numpy as np
 from mlx_lm.models.cache import KVCache
 
 from mlxgen.cache import caches as cache_ops
-from mlxgen.cache.blocks import require_equal_blocks
+from mlxgen.cache.blocks import equal_block_tokens, require_equal_blocks
 from mlxgen.cache.snapshots import SnapshotLog
 from mlxgen.cache.wide_blocks import WIDE_TOKENS
 from mlxgen.config import CacheConfig
@@ -49,6 +49,8 @@ class CachedModel:
         self._config = config or CacheConfig()
         self.role = role
         self.width = width
+        self.equal_block_tokens = equal_block_tokens(model)
+        """As `mlxgen.cache.blocks` says of the model."""
         self._embedding_rows = embedding_rows
         self._filled_up = filled_up
         self.caches = cache_ops.make_caches(model, self._config)
@@ -129,12 +131,15 @@ class CachedModel:
         """Most tokens the next forward may take, or None for any number.
 
         Quantisation starts at a token count. A block across it would quantise earlier than plain
-        decoding does, so it has to end there.
+        decoding does, so it has to end there. And a block may only go as far as its rows are those
+        of single tokens.
         """
-        config = self._config
-        if config.kv_bits is None or self._fed_tokens >= config.quantized_kv_start:
-            return None
-        return config.quantized_kv_start - self._fed_tokens
+        config, limits = self._config, []
+        if config.kv_bits is not None and self._fed_tokens < config.quantized_kv_start:
+            limits.append(config.quantized_kv_start - self._fed_tokens)
+        if self.equal_block_tokens is not None:
+            limits.append(max(self.equal_block_tokens - self._fed_tokens, 1))
+        return min(limits, default=None)
 
     def prefill(self, tokens: IntArray) -> None:
         """Put prompt tokens into the cache, in chunks, without computing their logits.
@@ -188,7 +193,10 @@ class CachedModel:
 
     def _may_fill_up(self) -> bool:
         """Whether tokens too many can be taken off again and leave nothing behind."""
+        limit = self.block_limit()
         if not self._may_rewind or self._config.kv_bits is not None:
+            return False
+        if limit is not None and limit < WIDE_TOKENS:
             return False
         return all(type(cache) is KVCache for cache in self.caches)
 

@@ -86,7 +86,7 @@ class KeptCache:
         cached, ids = self._held, self._ids
         self.forget()
         shared = common_prefix_length(ids, prompt[:-1])
-        if cached is not None and shared > 0 and not self._depends_on_chunks(cached):
+        if cached is not None and shared > 0 and not self._depends_on_chunks(cached, len(prompt)):
             try:
                 cached.rewind(shared)
             except GenerationError:  # a state that cannot be taken back so far
@@ -111,8 +111,13 @@ class KeptCache:
         if _are_whole(cached):
             self.put(cached, text[:length])
 
-    def _depends_on_chunks(self, cached: CachedModel) -> bool:
-        """Whether a cold run might have quantised at another token than this cache did."""
+    def _depends_on_chunks(self, cached: CachedModel, prompt_tokens: int) -> bool:
+        """Whether a cold run might have quantised at another token than this cache did, or put
+        other keys there, since a block's depend on where it ends."""
+        longest = max(cached.cached_tokens, prompt_tokens)
+        limit = cached.equal_block_tokens
+        if limit is not None and longest > limit:
+            return True
         return self._config.quantized_kv_start > 0 and any(
             type(cache) is QuantizedKVCache for cache in cache_ops.flattened(cached.caches)
         )
