@@ -71,12 +71,14 @@ def test_a_program_says_whether_it_verifies_blocks(
     assert asked == {options.get("verifies_blocks", True)}
 
 
-def load_for_cuda(monkeypatch: pytest.MonkeyPatch, largest_bytes: int) -> Any:
-    """The default draft, as it is loaded where the default device is a CUDA one."""
+def load_for_gpu(
+    monkeypatch: pytest.MonkeyPatch, largest_bytes: int, *, is_cuda: bool = True
+) -> Any:
+    """The default draft, as it is loaded where the default device is a GPU."""
     gpu = SimpleNamespace(type=mx.DeviceType.gpu)
     with monkeypatch.context() as patch:
         patch.setattr(mx, "default_device", lambda: gpu)
-        patch.setattr(mx.cuda, "is_available", lambda: True)
+        patch.setattr(mx.cuda, "is_available", lambda: is_cuda)
         patch.setattr(loading, "_LARGEST_DEQUANTISED_BYTES", largest_bytes)
         return mlxgen.load(str(default_pair.draft_directory()), role="draft").model
 
@@ -84,12 +86,16 @@ def load_for_cuda(monkeypatch: pytest.MonkeyPatch, largest_bytes: int) -> Any:
 def test_small_quantised_models_are_dequantised_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """And no larger ones: with a limit of one byte less than it takes the same model stays as it
     was. float32 is what a CPU computes in."""
-    plain = load_for_cuda(monkeypatch, loading._LARGEST_DEQUANTISED_BYTES)
+    plain = load_for_gpu(monkeypatch, loading._LARGEST_DEQUANTISED_BYTES)
     assert plain.model.embed_tokens.weight.dtype == mx.float16
     assert not any("scales" in module for module in plain.modules())
     size_bytes = 2 * int(get_total_parameters(plain))
-    quantised = load_for_cuda(monkeypatch, size_bytes - 1)
+    quantised = load_for_gpu(monkeypatch, size_bytes - 1)
     assert any("scales" in module for module in quantised.modules())
+    exactly = load_for_gpu(monkeypatch, size_bytes)
+    assert not any("scales" in module for module in exactly.modules())
+    on_metal = load_for_gpu(monkeypatch, size_bytes, is_cuda=False)
+    assert any("scales" in module for module in on_metal.modules())
     ids = mx.arange(1, 9)[None]
     exact = mlxgen.load(str(default_pair.draft_directory()), role="draft").model(ids)
     np.testing.assert_allclose(plain(ids).astype(mx.float32), exact, atol=0.1)

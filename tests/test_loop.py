@@ -674,10 +674,13 @@ def test_a_damaged_model_ends_plain_decoding(models: ModelStore) -> None:
             settings.plain_ids(damaged, 5)
 
 
-def test_a_damaged_embedding_is_noticed_when_its_token_is_met(models: ModelStore) -> None:
+@pytest.mark.parametrize("filled_up", [range(0), range(2, 8)], ids=["", "filled up"])
+def test_a_damaged_embedding_is_noticed_when_its_token_is_met(
+    models: ModelStore, filled_up: range
+) -> None:
     """Token 0 alone is damaged, and bias makes it the first token."""
     damaged = models.llama(1, nan_weight="model.embed_tokens.weight")
-    settings = Settings(sampling=SamplingConfig(logit_bias=((0, 1000.0),)))
+    settings = Settings(sampling=SamplingConfig(logit_bias=((0, 1000.0),)), filled_up=filled_up)
     tokens = settings.speculative(damaged, models.llama(1)).generator.tokens(9)
     assert next(tokens).id == 0
     with pytest.raises(NonFiniteError) as raised:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -22,6 +23,7 @@ from tests.fixtures.runs import ModelStore, Settings
 
 FILLED_UP = range(3, WIDE_TOKENS)
 SAMPLED = SamplingConfig(temperature=0.9, top_p=0.95)
+GPU = SimpleNamespace(type=mx.DeviceType.gpu)
 
 
 def note_widths(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
@@ -128,8 +130,13 @@ def test_large_quantised_models_on_cuda_are_filled_up_and_no_others(
     ):
         monkeypatch.setattr(wide_blocks, "_LEAST_BYTES", least_bytes)
         monkeypatch.setattr(mx.cuda, "is_available", lambda found=has_cuda: found)
+        monkeypatch.setattr(mx, "default_device", lambda: GPU)
         assert lengths_to_fill_up(model) == expected
     monkeypatch.setattr(wide_blocks, "_LEAST_BYTES", 1)
+    monkeypatch.setattr(mx.cuda, "is_available", lambda: True)
+    with monkeypatch.context() as patch:
+        patch.setattr(mx, "default_device", lambda: mx.Device(mx.cpu))
+        assert lengths_to_fill_up(model) == range(0), "computed on the CPU all the same"
     assert lengths_to_fill_up(models.llama(1)) == range(0), "not quantised"
     model.model.layers[0].experts = SwitchLinear(64, 64, 2).to_quantized(group_size=32, bits=4)
     assert lengths_to_fill_up(model) == range(0), "a mixture of experts"
@@ -138,8 +145,14 @@ def test_large_quantised_models_on_cuda_are_filled_up_and_no_others(
 def test_only_targets_without_a_table_of_positions_are_filled_up(
     models: ModelStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "lengths_to_fill_up", lambda model: FILLED_UP)
     loaded = mlxgen.load(str(models.llama_directory(1)))
+    asked: list[Any] = []
+
+    def lengths(model: Any) -> range:
+        asked.append(model)
+        return FILLED_UP
+
+    monkeypatch.setattr(memory, "lengths_to_fill_up", lengths)
     with_table = mlxgen.load(str(models.llama_directory(1)))
     vars(with_table)["position_rows"] = 100
     widths = note_widths(monkeypatch)
@@ -148,6 +161,7 @@ def test_only_targets_without_a_table_of_positions_are_filled_up(
         cached.make_rewindable()
         cached.forward(mx.array([1, 2, 3, 4]))
         assert widths.pop() == ("target", expected)
+    assert asked == [loaded.model]
     draft = memory.fresh_draft(loaded, loaded, CacheConfig())
     draft.make_rewindable()
     draft.forward(mx.array([1, 2, 3, 4]))

@@ -5,7 +5,7 @@ for every pair of query and key lengths. Key lengths grow with the text, so each
 block, and each draft step over two tokens, builds one: 45 to 70 ms on an H200, whatever the model,
 where the forward itself takes 5 to 14. Without cuDNN up to three queries have a kernel of their
 own, and more are put together from products and a softmax, which needs no graph. What that costs: a
-prompt of many thousand tokens takes 15 to 25 % longer and holds its scores, heads x chunk x keys,
+prompt of many thousand tokens takes 16 to 24 % longer and holds its scores, heads x chunk x keys,
 and single steps lose the kernel that MLX takes for them from 256 keys on. So a process that decodes
 plainly keeps cuDNN.
 

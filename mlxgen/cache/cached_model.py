@@ -62,7 +62,8 @@ class CachedModel:
 
     @property
     def cached_tokens(self) -> int:
-        """Number of tokens in the cache."""
+        """Number of tokens in the cache, between a block and the rewind behind it with what the
+        block was filled up with."""
         return self._fed_tokens
 
     @property
@@ -181,7 +182,8 @@ class CachedModel:
         if self._snapshots is not None:
             self._snapshots.record(self._untrimmable(), self._fed_tokens, ids)
         elif count in self._filled_up and self._may_fill_up():
-            ids = mx.concatenate([ids, mx.zeros((WIDE_TOKENS - count,), dtype=ids.dtype)])
+            # With the block's own last token: another's embedding might be no number.
+            ids = mx.concatenate([ids, mx.broadcast_to(ids[-1:], (WIDE_TOKENS - count,))])
         logits = self._call(ids)[0, :count]
         rows, heads = logits.shape
         if heads > self.width:

@@ -52,12 +52,15 @@ def unpack(
     config: the options that the model was made with. Raises `ValueError` when the state belongs to
     other caches, or is not what was packed.
     """
+    ids: IntArray = np.array(_decode(description["ids"], arrays), dtype=np.int32)
+    if len(ids) == 0:
+        # Nothing went through these caches, quantisation neither.
+        return ids
     cache_ops.quantize_if_due(cached.caches, config)
     caches = cache_ops.flattened(cached.caches)
     types = [type(cache).__name__ for cache in caches]
     if [layer["type"] for layer in description["layers"]] != types:
         raise ValueError("it holds caches of other types")
-    ids: IntArray = np.array(_decode(description["ids"], arrays), dtype=np.int32)
     for cache, layer in zip(caches, description["layers"], strict=True):
         vars(cache).update(_decode(layer["state"], arrays))
         if cache_ops.is_trimmable(cache) and not cache.empty() and cache.offset != len(ids):

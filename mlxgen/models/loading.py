@@ -3,9 +3,9 @@
 On a CPU the weights are dequantised and computed in float32: MLX's quantised and half-precision
 products are several times slower there. Float32 products go to a faster BLAS where there is one.
 
-On CUDA small models are dequantised, to their own precision: MLX compiles a kernel for every kind
-of quantised product the first time it meets one, 20 seconds each, and keeps it in a temporary
-folder. Where that folder is empty, the default pair would begin to answer after minutes.
+On CUDA small models are dequantised, to the precision of their scales: MLX compiles a kernel for
+every kind of quantised product the first time it meets one, 20 seconds each, and keeps it in a
+temporary folder. Where that folder is empty, the default pair would begin to answer after minutes.
 """
 
 from __future__ import annotations
@@ -247,7 +247,9 @@ def _without_small_quantisation(model: Any) -> Any:
     from mlx_lm.utils import dequantize_model, get_total_parameters
 
     is_small = 2 * int(get_total_parameters(model)) <= _LARGEST_DEQUANTISED_BYTES
-    return dequantize_model(model) if is_small else model
+    # Other modes than the affine one have no scales of the model's own precision.
+    modes = {module.mode for module in model.modules() if "scales" in module}
+    return dequantize_model(model) if is_small and modes <= {"affine"} else model
 
 
 def one_line(error: BaseException) -> str:

@@ -4,8 +4,8 @@ A round proposes k tokens, runs the target once over the newest emitted token an
 judges them on the device and synchronises with the host once. At every round boundary, and after
 any exit, both caches hold prompt plus every emitted token except the newest, save for tokens owed
 to the draft. Rewinding to that length after a of k proposals were accepted takes k - a tokens off
-the target's cache and k - a - 1 off the draft's; after a full acceptance the draft is owed the
-last proposal.
+the target's cache, and what the block was filled up with, and k - a - 1 off the draft's; after a
+full acceptance the draft is owed the last proposal.
 """
 
 from __future__ import annotations

@@ -48,6 +48,7 @@ rare as this mass is small, so drawing from p instead changes nothing that could
 
 
 _NEVER = mx.array(False)
+"""Whether a match rule fell back: it has nothing to fall back from."""
 
 
 class Verdict(NamedTuple):
