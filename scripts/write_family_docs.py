@@ -46,6 +46,10 @@ the text without one, or the draft is refused in one line before anything is gen
   copies nothing, but up to six states are held. A round with a rejection costs the target one
   forward more; the draft goes back without one unless it drafts more than a few tokens.
 
+Where a config asks for dynamic NTK scaling (as internlm3 always does), positions behind the window
+depend on where a block ends. There blocks are verified up to the window, and behind it tokens are
+decoded one by one.
+
 ## What was tested
 
 mlx-lm {version}, float32, CPU: for each row but the refused ones a random model of two to four
