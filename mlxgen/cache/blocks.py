@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from mlx.nn.layers.base import Module
+
 from mlxgen.errors import PairError
 
 UNEQUAL_BLOCKS = {
@@ -37,9 +39,10 @@ def equal_block_tokens(model: Any) -> int | None:
     Dynamic NTK scaling turns positions by less the longer a text is that has outgrown the window,
     and by the same for a whole block: every token of it as if the text ended with the block.
     """
+    modules = model.modules() if isinstance(model, Module) else []
     windows = [
         int(module.max_position_embeddings)
-        for module in model.modules()
+        for module in modules
         if type(module).__name__ == _DYNAMIC_ROPE
     ]
     if not windows:
