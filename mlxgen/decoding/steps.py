@@ -43,7 +43,7 @@ class PlainStepper:
         `go_on` says no. When it ends by itself the cache is at the boundary; when it is closed it
         may be two tokens ahead of it. Raises `NonFiniteError` where no token can be drawn.
         """
-        step = self._dispatch(history, mx.array(history.tokens[-1:].tolist()), None)
+        step = self._dispatch(history, mx.array(history.tokens[-1:]), None)
         for emitted in range(1, count + 1):
             more = emitted < count and go_on()
             following = self._dispatch(history, step[0].ids, step[0].ids) if more else None

@@ -90,7 +90,7 @@ class DraftModel:
             # After a stretch without drafting: catch up without computing logits.
             self._model.prefill(owed[:-1])
             owed = owed[-1:]
-        inputs = mx.array(owed.tolist())
+        inputs = mx.array(owed)
         drawn: list[Draws] = []
         for step in range(k):
             logits = self._model.forward(inputs)
@@ -113,8 +113,7 @@ class DraftModel:
         elif want_distribution:
             log_q = log_probabilities(mx.concatenate([step.rows for step in drawn]))
         usable = rows_are_usable(*[step.tops for step in drawn])
-        singles = tuple(step.ids for step in drawn)
-        return Proposal(ids=ids, log_q=log_q, usable=usable, singles=singles)
+        return Proposal(ids=ids, log_q=log_q, usable=usable)
 
     def _keys(self, stream: Stream, history: History, k: int) -> mx.array:
         # The target's streams are keyed by position, so both sides meet the same coins.

@@ -7,7 +7,6 @@ from enum import IntEnum
 from typing import Protocol
 
 import mlx.core as mx
-import numpy as np
 
 from mlxgen.sampling.history import History, IntArray
 
@@ -37,25 +36,11 @@ class Proposal:
     ids: `[k] int32` on the device, k >= 1. log_q: `[k, width] float32`, the log of the
     distributions that the ids were really drawn from, or None when the drafter has none to
     report. usable: scalar bool on the device, whether the drafter's logits could be drawn from.
-    singles: the ids once more, `[1] int32` each, where the drafter has them so: CUDA hands over an
-    array of at most 8 bytes as it is, and copies a longer one first.
     """
 
     ids: mx.array
     log_q: mx.array | None
     usable: mx.array
-    singles: tuple[mx.array, ...] = ()
-
-    @property
-    def arrays(self) -> list[mx.array]:
-        """What the host reads of it."""
-        return [*(self.singles or (self.ids,)), self.usable]
-
-    def read_ids(self) -> list[int]:
-        """The proposed tokens, after evaluation."""
-        if self.singles:
-            return [int(np.array(single)[0]) for single in self.singles]
-        return [int(token) for token in np.array(self.ids)]
 
 
 class Drafter(Protocol):

@@ -17,6 +17,7 @@ import hashlib
 from enum import Enum
 
 import mlx.core as mx
+import numpy as np
 
 from mlxgen.sampling.elementary import log1p
 
@@ -46,8 +47,6 @@ class Randomness:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self._words: dict[str, tuple[int, int]] = {}
-        self._steps = mx.zeros((0, 2), dtype=mx.uint32)
-        self._round_bases: dict[tuple[Stream, range], mx.array] = {}
         self._first_noisy, self._noise = 0, mx.zeros((0, 0))
 
     def _stream_words(self, name: str) -> tuple[int, int]:
@@ -61,19 +60,18 @@ class Randomness:
     def position_keys(self, stream: Stream, first: int, count: int) -> mx.array:
         """Keys `[count, 2]` of the absolute positions `first .. first + count - 1`."""
         word, base = self._stream_words(stream.value)
-        if count > len(self._steps):
-            steps = mx.arange(count, dtype=mx.uint32)
-            self._steps = mx.stack([mx.zeros_like(steps), steps], axis=-1)
-        return _key(word, base + first) + self._steps[:count]
+        keys = np.empty((count, 2), dtype=np.uint32)
+        keys[:, 0] = word
+        keys[:, 1] = (np.arange(first, first + count, dtype=np.uint64) + base) % _WORD
+        return mx.array(keys)
 
     def round_keys(self, stream: Stream, round_start: int, offsets: range) -> mx.array:
         """Keys `[len(offsets), 2]` of the given offsets in the round that starts there."""
-        bases = self._round_bases.get((stream, offsets))
-        if bases is None:
-            words = [self._stream_words(f"{stream.value}/{offset}") for offset in offsets]
-            bases = mx.array(words, dtype=mx.uint32)
-            self._round_bases[stream, offsets] = bases
-        return _key(0, round_start) + bases
+        keys = np.empty((len(offsets), 2), dtype=np.uint32)
+        for row, offset in enumerate(offsets):
+            word, base = self._stream_words(f"{stream.value}/{offset}")
+            keys[row] = word, (base + round_start) % _WORD
+        return mx.array(keys)
 
     def target_noise(self, first: int, count: int, width: int) -> mx.array:
         """Gumbel noise `[count, width]` of the target's draws at the positions from `first` on.
@@ -94,12 +92,6 @@ class Randomness:
             self._noise = kept
         self._first_noisy = first
         return self._noise
-
-
-def _key(word: int, position: int) -> mx.array:
-    """`[1, 2] uint32`. An array of at most 8 bytes reaches a GPU at the least cost, so keys are put
-    together on the device; sums wrap around there as they do here."""
-    return mx.array([[word, position % _WORD]], dtype=mx.uint32)
 
 
 def uniform(keys: mx.array) -> mx.array:

@@ -68,7 +68,8 @@ class _Flight:
         """All that the host reads of the round."""
         forms, logprobs = self.checked.forms, self.logprobs
         return [
-            *self.proposal.arrays,
+            self.proposal.ids,
+            self.proposal.usable,
             self.checked.usable,
             *self.checked.verdict,
             *(forms or ()),
@@ -234,7 +235,7 @@ class SpeculativeGenerator:
         if self._depth.wants_split_costs and self._drafter.name == MODEL_DRAFTER:
             mx.eval(proposal.ids)
             draft_ms = 1e3 * (self._clock() - started_s)
-        newest = mx.array(history.tokens[-1:].tolist())
+        newest = mx.array(history.tokens[-1:])
         logits = self._target.forward(mx.concatenate([newest, proposal.ids]))
         flight = _Flight(
             source=self._drafter.name,
@@ -256,7 +257,7 @@ class SpeculativeGenerator:
         self._require_usable("target", checked.usable)
 
         accepted = int(np.array(verdict.accepted))
-        ids = flight.proposal.read_ids()
+        ids = [int(i) for i in np.array(flight.proposal.ids)]
         emitted = [*ids[:accepted], int(np.array(verdict.next_id))]
         # A drafted end of sequence ends the round's draft: nothing behind it counts.
         proposed = next((i + 1 for i, token in enumerate(ids) if token in self._eos_ids), len(ids))

@@ -47,10 +47,6 @@ RESIDUAL_FLOOR = 1e-6
 rare as this mass is small, so drawing from p instead changes nothing that could be seen."""
 
 
-_NEVER = mx.array(False)
-"""Whether a match rule fell back: it has nothing to fall back from."""
-
-
 class Verdict(NamedTuple):
     """accepted: scalar int32, length n of the accepted prefix; next_id: scalar int32, the token
     after it; fell_back: scalar bool, the residual was empty and p was used instead."""
@@ -72,7 +68,7 @@ def match_draft_tokens(ids: mx.array, target_ids: mx.array) -> Verdict:
     target's own at the first difference, or the bonus behind the last proposal.
     """
     accepted = leading_run(ids == target_ids[:-1])
-    return Verdict(accepted, target_ids[accepted], _NEVER)
+    return Verdict(accepted, target_ids[accepted], mx.array(False))
 
 
 def stochastic_hits(p: mx.array, q: mx.array, uniforms: mx.array) -> mx.array:
