@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -116,6 +116,13 @@ class GenerationStream:
         self._started_s = self._prefilled_s = self._ended_s = 0.0
 
     def __iter__(self) -> Generator[TextPiece, None, None]:
+        return self.pieces(nullcontext())
+
+    def pieces(
+        self, delivering: AbstractContextManager[object]
+    ) -> Generator[TextPiece, None, None]:
+        """As iterating. delivering: entered once a token while it is counted, its text is made and
+        the consumer holds it, so that a context can keep interrupts away meanwhile."""
         if self._is_begun:
             raise GenerationError("a stream can be read once: start another with stream_generate")
         self._is_begun = True
@@ -127,9 +134,10 @@ class GenerationStream:
             with closing(self._generator.tokens(self._config.max_tokens)) as tokens:
                 try:
                     for token in tokens:
-                        self._tokens.append(token)
-                        text = self._text_stream.add(token.id)
-                        yield from self._shown(self._stops.feed(text, token.from_draft))
+                        with delivering:
+                            self._tokens.append(token)
+                            text = self._text_stream.add(token.id)
+                            yield from self._shown(self._stops.feed(text, token.from_draft))
                         if self._stops.matched is not None:
                             break
                     self._is_complete = True
@@ -140,7 +148,8 @@ class GenerationStream:
                 self._memory.take_back(
                     as_ids([*self._prompt_ids, *(token.id for token in self._tokens)])
                 )
-        yield from self.held_back()
+        with delivering:
+            yield from self.held_back()
 
     def held_back(self) -> Iterator[TextPiece]:
         """The text of tokens already generated that was withheld: an incomplete character, or the

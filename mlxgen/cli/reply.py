@@ -43,10 +43,9 @@ def print_run(
     interruption: type[KeyboardInterrupt] | None = None
     try:
         # Closing the run rewinds the caches now, not when it is collected.
-        with closing(iter(stream)) as pieces:
+        with closing(stream.pieces(interrupts.Delay())) as pieces:
             for piece in pieces:
                 streams.text(piece.text, piece.from_draft)
-                interrupts.raise_lost()
     except KeyboardInterrupt as raised:
         interrupts.forget()
         interruption = type(raised)

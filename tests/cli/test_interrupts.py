@@ -1,17 +1,24 @@
-"""An interrupt that an extension swallows is raised again at the next step."""
+"""An interrupt that an extension swallows is raised again at the next step, and one that comes
+while a token is on its way waits until it is shown."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from mlxgen.cli import interrupts
 from mlxgen.cli.interrupts import Terminated
-from mlxgen.generation import GenerationStream
+from mlxgen.cli.streams import Streams
+from mlxgen.decoding.plain import PlainGenerator
+from mlxgen.decoding.tokens import Token
+from mlxgen.text.stop import StopStrings
+from mlxgen.text.stream import TextStream
 from tests.fixtures.command import mlxgen_here
+from tests.fixtures.model_directories import Vocabulary, iid_table
 from tests.fixtures.runs import ModelStore
 
 
@@ -66,15 +73,15 @@ def test_a_run_ends_at_the_next_token(
     handlers: None, models: ModelStore, monkeypatch: pytest.MonkeyPatch, asks_again: bool
 ) -> None:
     """The wrong program, which does not ask, runs to its end."""
-    pieces: Any = GenerationStream.__iter__
+    tokens: Any = PlainGenerator.tokens
 
-    def interrupted(stream: GenerationStream) -> Iterator[Any]:
-        for count, piece in enumerate(pieces(stream)):
+    def interrupted(generator: PlainGenerator, max_tokens: int) -> Iterator[Token]:
+        for count, token in enumerate(tokens(generator, max_tokens)):
             if count == 2:
                 swallow(signal.SIGINT)
-            yield piece
+            yield token
 
-    monkeypatch.setattr(GenerationStream, "__iter__", interrupted)
+    monkeypatch.setattr(PlainGenerator, "tokens", interrupted)
     if not asks_again:
         monkeypatch.setattr("mlxgen.cli.interrupts.raise_lost", lambda: None)
     run = mlxgen_here(
@@ -82,3 +89,63 @@ def test_a_run_ends_at_the_next_token(
     )
     assert run.code == (130 if asks_again else 0)
     assert (len(run.ids) < 10) is asks_again
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("place", ["TextStream.add", "StopStrings.feed", "Streams.text"])
+@pytest.mark.parametrize("is_before", [True, False])
+def test_a_token_that_is_counted_is_shown(
+    handlers: None,
+    models: ModelStore,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    is_before: bool,
+    waits: bool,
+) -> None:
+    """An interrupt on the way of the fourth token's text, from its decoding to its printing, ends
+    the run behind that token. The wrong program, where it does not wait, loses the text."""
+    owner, name = {
+        "TextStream.add": (TextStream, "add"),
+        "StopStrings.feed": (StopStrings, "feed"),
+        "Streams.text": (Streams, "text"),
+    }[place]
+    original: Any = getattr(owner, name)
+    calls = 0
+
+    def interrupted(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 4 and is_before:
+            signal.raise_signal(signal.SIGINT)
+        result = original(*arguments)
+        if calls == 4 and not is_before:
+            signal.raise_signal(signal.SIGINT)
+        return result
+
+    monkeypatch.setattr(owner, name, interrupted)
+    if not waits:
+        monkeypatch.setattr("mlxgen.cli.interrupts.Delay", nullcontext)
+    table = models.table_directory(iid_table([0.0] * 26), vocabulary=Vocabulary.of_size(26))
+    run = mlxgen_here("generate", "-m", table, "-p", "a", "-n", 30, "--temp", 1)
+    text, interruption, generated = run.stdout.split("\n")[:3]
+    assert run.code == 130 and interruption == "[Interrupted]"
+    is_whole = len(text) == 4 and generated.startswith("[Generated 4 tokens in ")
+    assert is_whole is (waits or (place == "Streams.text" and not is_before))
+
+
+def test_a_second_interrupt_does_not_wait(handlers: None) -> None:
+    interrupts.install()
+    with pytest.raises(Terminated), interrupts.Delay():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+        pytest.fail("the second one waited")
+
+
+def test_outside_of_a_delay_nothing_waits(handlers: None) -> None:
+    interrupts.install()
+    delay = interrupts.Delay()
+    for _ in range(2):
+        with delay:
+            pass
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
