@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import hypothesis.strategies as st
 import mlx.core as mx
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
 from mlxgen.sampling import sums
 from mlxgen.sampling.chain import log_probabilities
@@ -24,10 +28,8 @@ def test_sums_equal_float64(width: int, monkeypatch: pytest.MonkeyPatch) -> None
     wide = np.array(rows).astype(np.float64)
     np.testing.assert_allclose(sums.total(rows), wide.sum(-1, keepdims=True), rtol=5e-6)
     before = np.cumsum(wide, axis=-1) - wide
-    behind = np.cumsum(wide[:, ::-1], axis=-1)[:, ::-1] - wide
     largest = wide.sum(axis=-1).max()
     np.testing.assert_allclose(sums.sums_before(rows), before, rtol=5e-6, atol=5e-6 * largest)
-    np.testing.assert_allclose(sums.sums_behind(rows), behind, rtol=5e-6, atol=5e-6 * largest)
     log_total = np.log(np.exp(wide).sum(-1, keepdims=True)) if width < 10 else None
     if log_total is not None:
         np.testing.assert_allclose(sums.log_sum_exp(rows), log_total, rtol=5e-6)
@@ -42,7 +44,7 @@ def test_sums_equal_float64(width: int, monkeypatch: pytest.MonkeyPatch) -> None
 def test_single_operations_are_the_same_sums(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a GPU computes; on a CPU these are running sums, so the width and the bound differ."""
     rows = weights(width)
-    functions = (sums.total, sums.sums_before, sums.sums_behind)
+    functions = (sums.total, sums.sums_before)
     expected = [np.array(function(rows)) for function in functions]
     log_sum = np.array(sums.log_sum_exp(mx.log(rows)))
     monkeypatch.setattr(sums, "_adds_in_parts", lambda: True)
@@ -61,10 +63,72 @@ def test_probabilities_sum_to_one(width: int) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_rows_do_not_depend_on_their_block(width: int) -> None:
     rows = weights(width)
-    for function in (sums.total, sums.sums_before, sums.sums_behind, sums.log_sum_exp):
+    for function in (sums.total, sums.sums_before, sums.log_sum_exp):
         assert mx.array_equal(function(rows)[1:], function(rows[1:]))
 
 
 def test_rows_without_weight_have_the_log_of_nothing() -> None:
     rows = mx.full((2, 300), -mx.inf)
     assert np.array(sums.log_sum_exp(rows)).tolist() == [[-np.inf]] * 2
+
+
+def test_log_weight_is_log_sum_exp_of_shifted_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = mx.log(weights(5000))
+    scores = scores - scores.max(axis=-1, keepdims=True)
+    for one_by_one in (True, False):
+        monkeypatch.setattr(sums, "computes_one_by_one", lambda way=one_by_one: way)
+        np.testing.assert_allclose(sums.log_weight(scores), sums.log_sum_exp(scores), rtol=1e-6)
+
+
+def is_smallest_needed(cut: float, row: Any, enough: float) -> bool:
+    """Whether the entries from the cut on reach `enough`, or are all there are, and those above it
+    do not, up to the rounding of float32."""
+    wide = row.astype(np.float64)
+    slack = 5e-6 * wide.sum()
+    reaches = wide[row >= cut].sum() >= enough - slack or cut == row[row > 0].min()
+    is_needed = wide[row > cut].sum() < enough + slack
+    return bool(cut in row and cut > 0 and reaches and is_needed)
+
+
+@pytest.mark.parametrize("adds_in_parts", [True, False])
+@settings(deadline=None, max_examples=60)
+@given(
+    width=st.sampled_from([1, 2, 255, 256, 257, 512, 700, 3000]),
+    seed=st.integers(0, 2**32 - 1),
+    zeros=st.floats(0, 1),
+    ties=st.booleans(),
+    share=st.floats(1e-6, 1),
+)
+def test_smallest_needed_is_needed_and_enough(
+    adds_in_parts: bool, width: int, seed: int, zeros: float, ties: bool, share: float
+) -> None:
+    random = np.random.default_rng(seed)
+    rows = np.exp(random.normal(scale=3, size=(2, width))).astype(np.float32)
+    if ties:
+        rows = np.maximum(np.round(rows), 1)
+    rows[:, : int(zeros * (width - 1))] = 0
+    rows = np.sort(rows, axis=-1)
+    enough = (share * rows.sum(axis=-1, keepdims=True)).astype(np.float32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sums, "_adds_in_parts", lambda: adds_in_parts)
+        cuts = np.array(sums.smallest_needed(mx.array(rows), mx.array(enough)))
+    for cut, row, goal in zip(cuts[:, 0], rows, enough[:, 0], strict=True):
+        assert is_smallest_needed(cut, row, goal)
+
+
+def test_the_neighbours_of_the_smallest_needed_are_rejected() -> None:
+    row = np.arange(1, 1001, dtype=np.float32)
+    cut = np.array(sums.smallest_needed(mx.array(row[None]), mx.array([[250_000.0]]))).item()
+    assert is_smallest_needed(cut, row, 250_000)
+    assert not is_smallest_needed(cut - 1, row, 250_000)
+    assert not is_smallest_needed(cut + 1, row, 250_000)
+
+
+@pytest.mark.parametrize("adds_in_parts", [True, False])
+@pytest.mark.parametrize("width", [3, 700])
+def test_the_largest_entry_is_always_needed(
+    adds_in_parts: bool, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sums, "_adds_in_parts", lambda: adds_in_parts)
+    rows = mx.arange(width, dtype=mx.float32)[None]
+    assert sums.smallest_needed(rows, mx.array([[0.0]])).item() == width - 1

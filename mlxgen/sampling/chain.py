@@ -19,7 +19,7 @@ from mlxgen.errors import OptionError
 from mlxgen.sampling import filters, penalties
 from mlxgen.sampling.elementary import exp, largest_at
 from mlxgen.sampling.history import History
-from mlxgen.sampling.sums import log_sum_exp
+from mlxgen.sampling.sums import log_weight
 
 _NO_PROPOSALS = np.zeros(0, dtype=np.int32)
 
@@ -214,8 +214,11 @@ def rows_are_usable(*tops: mx.array) -> mx.array:
 
 
 def log_probabilities(scores: mx.array) -> mx.array:
-    """`[rows, V] float32 -> [rows, V] float32`: the log of the distribution that is drawn from."""
-    return scores - log_sum_exp(scores)
+    """`[rows, V] float32 -> [rows, V] float32`: the log of the distribution that is drawn from.
+
+    scores: as the filters make them, the largest of each row 0.
+    """
+    return scores - log_weight(scores)
 
 
 def effective_token_distribution(

@@ -16,7 +16,7 @@ import math
 import mlx.core as mx
 
 from mlxgen.sampling.elementary import computes_one_by_one, exp
-from mlxgen.sampling.sums import log_sum_exp, sums_before, sums_behind, total
+from mlxgen.sampling.sums import log_weight, smallest_needed, sums_before, total
 
 _LARGEST_SCALE, _SMALLEST_SCALE = 1e38, 1e-30
 """Beyond them a float32 would be infinite or 0, and 0 times -inf is NaN."""
@@ -62,18 +62,16 @@ def top_p(scores: mx.array, p: float) -> mx.array:
     # All tokens at or below this together weigh no more than 1 - p, so the nucleus needs none of
     # them.
     ascending = _sorted(mass, (1 - p) / mass.shape[-1] * whole)
-    is_kept = (sums_behind(ascending) < p * whole) & (ascending > 0)
-    cut = mx.where(is_kept, ascending, 1).min(axis=-1, keepdims=True)
-    return _keep(scores, mass >= cut)
+    return _keep(scores, mass >= smallest_needed(ascending, p * whole))
 
 
 def _sorted(mass: mx.array, negligible: mx.array) -> mx.array:
-    """From small to large; entries up to `negligible` may come out as 0."""
+    """From small to large; entries below `negligible` may be raised to it."""
     if not computes_one_by_one():
         return mx.sort(mass, axis=-1)
-    # The sort is most of a filter's time here. Zeros cost it little, and positive floats are
-    # ordered like their bits, which sort faster.
-    likely = mx.where(mass > negligible, mass, 0)
+    # The sort is most of a filter's time here. Equal entries cost it little, and positive floats
+    # are ordered like their bits, which sort faster.
+    likely = mx.maximum(mass, negligible)
     return mx.sort(likely.view(mx.uint32), axis=-1).view(mx.float32)
 
 
@@ -91,7 +89,7 @@ def typical_p(scores: mx.array, p: float) -> mx.array:
     """
     if p >= 1:
         return scores
-    log_p = scores - log_sum_exp(scores)
+    log_p = scores - log_weight(scores)
     probability = exp(log_p)
     surprise = mx.where(probability > 0, -log_p, 0)
     entropy = total(probability * surprise)
@@ -125,7 +123,7 @@ def xtc(scores: mx.array, coins: mx.array, threshold: float, protected: mx.array
     coins: `[rows] bool`, one independent toss a row. protected: `[n]` ids (newlines, end of
     sequence) that are never removed. Rows with fewer than two tokens above stay as they are.
     """
-    probability = exp(scores - log_sum_exp(scores))
+    probability = exp(scores - log_weight(scores))
     above = probability > threshold
     least = mx.where(above, probability, mx.inf).min(axis=-1, keepdims=True)
     removed = above & (probability > least)

@@ -40,21 +40,36 @@ def total(rows: mx.array) -> mx.array:
 
 def sums_before(rows: mx.array) -> mx.array:
     """For each entry the sum of those before it in its row: `[rows, V]`."""
-    return _running_sums(rows, reverse=False)
-
-
-def sums_behind(rows: mx.array) -> mx.array:
-    """For each entry the sum of those behind it in its row: `[rows, V]`."""
-    return _running_sums(rows, reverse=True)
-
-
-def _running_sums(rows: mx.array, reverse: bool) -> mx.array:
     if _adds_in_parts():
-        return mx.cumsum(rows, axis=-1, reverse=reverse, inclusive=False)
+        return mx.cumsum(rows, axis=-1, inclusive=False)
     blocks = _in_blocks(rows)
-    within = mx.cumsum(blocks, axis=-1, reverse=reverse, inclusive=False)
-    outside = mx.cumsum(blocks.sum(axis=-1), axis=-1, reverse=reverse, inclusive=False)
+    within = mx.cumsum(blocks, axis=-1, inclusive=False)
+    outside = mx.cumsum(blocks.sum(axis=-1), axis=-1, inclusive=False)
     return (within + outside[..., None]).reshape(len(rows), -1)[:, : rows.shape[-1]]
+
+
+def smallest_needed(ascending: mx.array, enough: mx.array) -> mx.array:
+    """The smallest entry among as few of the largest ones as add up to `enough`: `[rows, 1]`.
+
+    ascending: rows from small to large, not negative; enough: `[rows, 1]`. Entries of 0 are never
+    needed, the largest one always is.
+    """
+    largest = ascending[:, -1:]
+    if _adds_in_parts():
+        behind = mx.cumsum(ascending, axis=-1, reverse=True, inclusive=False)
+        return mx.where((behind < enough) & (ascending > 0), ascending, largest).min(
+            axis=-1, keepdims=True
+        )
+    blocks = _in_blocks(ascending)
+    weights = blocks.sum(axis=-1)
+    behind_blocks = mx.cumsum(weights, axis=-1, reverse=True, inclusive=False)
+    # One block holds it: the first one that is needed at all.
+    unneeded = ((behind_blocks >= enough) | (weights <= 0)).sum(axis=-1, keepdims=True)
+    place = mx.minimum(unneeded, blocks.shape[1] - 1)
+    block = mx.take_along_axis(blocks, place[..., None], axis=1)[:, 0]
+    behind = mx.cumsum(block, axis=-1, reverse=True, inclusive=False)
+    behind = behind + mx.take_along_axis(behind_blocks, place, axis=-1)
+    return mx.where((behind < enough) & (block > 0), block, largest).min(axis=-1, keepdims=True)
 
 
 def log_sum_exp(rows: mx.array) -> mx.array:
@@ -67,4 +82,9 @@ def log_sum_exp(rows: mx.array) -> mx.array:
     tops = mx.max(rows, axis=-1, keepdims=True)
     # A row without weight keeps its -inf: taking off another -inf would make it NaN.
     tops = mx.where(tops > -mx.inf, tops, 0)
-    return tops + mx.log(total(exp(rows - tops)))
+    return tops + log_weight(rows - tops)
+
+
+def log_weight(scores: mx.array) -> mx.array:
+    """`log_sum_exp` of rows whose largest entry is 0, which need no look for it."""
+    return mx.log(total(exp(scores))) if computes_one_by_one() else log_sum_exp(scores)
