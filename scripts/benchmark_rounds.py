@@ -24,7 +24,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from contextlib import closing
 from functools import partial
 from importlib import metadata
 from itertools import pairwise
@@ -125,22 +126,20 @@ class Burst(Protocol):
 
 
 _SETTLING = 2
-"""Rounds at the beginning of a burst that do not count: the first one was under way already."""
+"""Rounds at the beginning of a burst that do not count: the first one begins with a plain token."""
 
 
 class Bench:
-    """The arms of one pair. Each keeps its own caches from burst to burst."""
+    """The arms of one pair. Each has its own caches, and begins every burst behind the same prompt:
+    a forward takes longer the more it attends to, and the floor must attend to as much."""
 
-    def __init__(self, target: Any, draft: Any, width: int, k: int, tokens: int) -> None:
-        self._target, self._draft, self._width = target, draft, width
-        self._k, self._tokens = k, tokens
+    def __init__(self, target: Any, draft: Any, width: int, k: int) -> None:
+        self._target, self._draft, self._width, self._k = target, draft, width, k
         self._prompt = [i % width for i in PROMPT]
 
     def floor(self) -> Burst:
         """Forwards of a round and nothing else."""
-        caches = make_prompt_cache(self._target), make_prompt_cache(self._draft)
-        prompt = mx.array(self._prompt)[None]
-        mx.eval(self._target(prompt, cache=caches[0]), self._draft(prompt, cache=caches[1]))
+        target_cache, draft_cache = self._caches(self._target), self._caches(self._draft)
         one, block = mx.array([[5]]), mx.array([[5] * (self._k + 1)])
 
         def burst(rounds: int) -> list[float]:
@@ -149,21 +148,20 @@ class Bench:
                 started_s = time.perf_counter()
                 outputs = []
                 for _ in range(self._k):
-                    logits = self._draft(one, cache=caches[1])
+                    logits = self._draft(one, cache=draft_cache)
                     mx.async_eval(logits)
                     outputs.append(logits)
-                mx.eval(self._target(block, cache=caches[0]), *outputs)
+                mx.eval(self._target(block, cache=target_cache), *outputs)
                 times.append(1e3 * (time.perf_counter() - started_s))
-                trim_prompt_cache(caches[0], self._k + 1)
-                trim_prompt_cache(caches[1], self._k)
+                trim_prompt_cache(target_cache, self._k + 1)
+                trim_prompt_cache(draft_cache, self._k)
             return times[_SETTLING:]
 
         return burst
 
     def speculative(self, sampling: SamplingConfig, rule: AcceptRule, diagnostics: bool) -> Burst:
         """mlxgen's round."""
-        chain, randomness = SamplerChain(sampling, self._width), Randomness(0)
-        stamps_s: list[float] = []
+        chain = SamplerChain(sampling, self._width)
         target = CachedModel(
             self._target,
             role="target",
@@ -171,77 +169,120 @@ class Bench:
             filled_up=lengths_to_fill_up(self._target),
         )
         draft = CachedModel(self._draft, role="draft", width=self._width)
-        generator = SpeculativeGenerator(
-            target,
-            DraftModel(draft, chain, randomness),
-            chain,
-            randomness,
-            num_draft_tokens=self._k,
-            accept_rule=rule,
-            diagnostics=diagnostics,
-            on_round=lambda _: stamps_s.append(time.perf_counter()),
-        )
-        generator.prefill(self._prompt)
-        return _gaps(generator.tokens(self._tokens), stamps_s)
+
+        def burst(rounds: int) -> list[float]:
+            self._rewind(target, draft)
+            stamps_s: list[float] = []
+            randomness = Randomness(0)
+            generator = SpeculativeGenerator(
+                target,
+                DraftModel(draft, chain, randomness),
+                chain,
+                randomness,
+                num_draft_tokens=self._k,
+                accept_rule=rule,
+                diagnostics=diagnostics,
+                on_round=lambda _: stamps_s.append(time.perf_counter()),
+            )
+            generator.prefill(self._prompt)
+            return _gaps(generator.tokens(self._tokens(rounds)), stamps_s, rounds)
+
+        return burst
 
     def plain(self, sampling: SamplingConfig) -> Burst:
         """mlxgen's plain step."""
-        generator = PlainGenerator(
-            CachedModel(self._target, role="target", width=self._width),
-            SamplerChain(sampling, self._width),
-            Randomness(0),
-        )
-        generator.prefill(self._prompt)
-        return _gaps_of_stamped(generator.tokens(self._tokens), lambda _: True)
+        chain = SamplerChain(sampling, self._width)
+        target = CachedModel(self._target, role="target", width=self._width)
+        target.make_rewindable()
+
+        def burst(rounds: int) -> list[float]:
+            self._rewind(target)
+            generator = PlainGenerator(target, chain, Randomness(0))
+            generator.prefill(self._prompt)
+            return _gaps_of_stamped(generator.tokens(self._tokens(rounds)), lambda _: True, rounds)
+
+        return burst
 
     def mlx_lm_speculative(self, temperature: float, top_p: float) -> Burst:
         """mlx-lm's round: it ends with a token that is not from the draft."""
-        steps = speculative_generate_step(
-            mx.array(self._prompt),
-            self._target,
-            self._draft,
-            num_draft_tokens=self._k,
-            max_tokens=self._tokens,
-            sampler=make_sampler(temp=temperature, top_p=top_p),
-        )
-        return _gaps_of_stamped(steps, lambda step: not step[2])
+        caches = self._caches(self._target), self._caches(self._draft)
+
+        def burst(rounds: int) -> list[float]:
+            for cache in caches:
+                self._trim(cache)
+            steps = speculative_generate_step(
+                mx.array(self._prompt[-1:]),
+                self._target,
+                self._draft,
+                num_draft_tokens=self._k,
+                max_tokens=self._tokens(rounds),
+                sampler=make_sampler(temp=temperature, top_p=top_p),
+                prompt_cache=[*caches[0], *caches[1]],
+            )
+            return _gaps_of_stamped(steps, lambda step: not step[2], rounds)
+
+        return burst
 
     def mlx_lm_plain(self, temperature: float, top_p: float) -> Burst:
         """mlx-lm's plain step."""
-        steps = generate_step(
-            mx.array(self._prompt),
-            self._target,
-            max_tokens=self._tokens,
-            sampler=make_sampler(temp=temperature, top_p=top_p),
-        )
-        return _gaps_of_stamped(steps, lambda _: True)
+        cache = self._caches(self._target)
+
+        def burst(rounds: int) -> list[float]:
+            self._trim(cache)
+            steps = generate_step(
+                mx.array(self._prompt[-1:]),
+                self._target,
+                max_tokens=self._tokens(rounds),
+                sampler=make_sampler(temp=temperature, top_p=top_p),
+                prompt_cache=cache,
+            )
+            return _gaps_of_stamped(steps, lambda _: True, rounds)
+
+        return burst
+
+    def _tokens(self, rounds: int) -> int:
+        """So many that no burst ends early."""
+        return (rounds + _SETTLING + 2) * (self._k + 1)
+
+    def _caches(self, model: Any) -> list[Any]:
+        """mlx-lm's caches of all of the prompt but its last token."""
+        caches: list[Any] = make_prompt_cache(model)
+        mx.eval(model(mx.array(self._prompt[:-1])[None], cache=caches))
+        return caches
+
+    def _trim(self, caches: list[Any]) -> None:
+        for cache in caches:
+            cache.trim(cache.offset - (len(self._prompt) - 1))
+
+    def _rewind(self, *models: CachedModel) -> None:
+        for model in models:
+            model.rewind(min(model.cached_tokens, len(self._prompt) - 1))
 
 
-def _gaps(steps: Iterator[Any], stamps_s: list[float]) -> Burst:
+def _gaps(steps: Generator[Any, None, None], stamps_s: list[float], rounds: int) -> list[float]:
     """Times between the stamps that appear while the steps are taken."""
-
-    def burst(rounds: int) -> list[float]:
-        stamps_s.clear()
+    with closing(steps):
         while len(stamps_s) <= rounds + _SETTLING:
             next(steps)
-        gaps = [1e3 * (b - a) for a, b in pairwise(stamps_s)]
-        # What was dispatched ahead must not run in another arm's time.
-        mx.synchronize()
-        return gaps[_SETTLING : _SETTLING + rounds]
-
-    return burst
+    gaps = [1e3 * (b - a) for a, b in pairwise(stamps_s)]
+    # What was dispatched ahead must not run in another arm's time.
+    mx.synchronize()
+    return gaps[_SETTLING : _SETTLING + rounds]
 
 
-def _gaps_of_stamped(steps: Iterator[Any], ends_round: Callable[[Any], bool]) -> Burst:
+def _gaps_of_stamped(
+    steps: Generator[Any, None, None], ends_round: Callable[[Any], bool], rounds: int
+) -> list[float]:
     stamps_s: list[float] = []
 
-    def stamped() -> Iterator[None]:
-        for step in steps:
-            if ends_round(step):
-                stamps_s.append(time.perf_counter())
-            yield
+    def stamped() -> Generator[None, None, None]:
+        with closing(steps):
+            for step in steps:
+                if ends_round(step):
+                    stamps_s.append(time.perf_counter())
+                yield
 
-    return _gaps(stamped(), stamps_s)
+    return _gaps(stamped(), stamps_s, rounds)
 
 
 FLOOR = "floor"
@@ -421,8 +462,7 @@ def main() -> None:
     if needs_mlx_lm and not options.serve_mlx_lm:
         other = OtherProcess(sys.argv[1:])
     target, draft, width = load_models(options.pair, options.bits)
-    most_tokens = (options.cycles + 2) * (options.rounds + _SETTLING + 1) * (options.k + 1)
-    bench = Bench(target, draft, width, options.k, most_tokens)
+    bench = Bench(target, draft, width, options.k)
     if options.serve_mlx_lm:
         serve(made(MLX_LM_ARMS, chosen, bench))
         return
