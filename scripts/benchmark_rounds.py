@@ -119,6 +119,10 @@ def load_models(pair: str, bits: int | None) -> tuple[Any, Any, int]:
     return random_model(target_shape, dtype, bits), random_model(draft_shape, dtype, bits), width
 
 
+Ids = Generator[int, None, None]
+"""Tokens as they are generated."""
+
+
 class Burst(Protocol):
     """One arm: runs some rounds, or tokens where it has no draft, and returns their times in ms."""
 
@@ -130,8 +134,12 @@ _SETTLING = 2
 
 
 class Bench:
-    """The arms of one pair. Each has its own caches, and begins every burst behind the same prompt:
-    a forward takes longer the more it attends to, and the floor must attend to as much."""
+    """The arms of one pair, each with its own caches.
+
+    A forward takes longer the more it attends to, so all arms begin a burst behind texts of the
+    same length, however many tokens their rounds brought. That length grows from burst to burst, as
+    a text does: at a length for the first time, MLX may have something to set up.
+    """
 
     def __init__(self, target: Any, draft: Any, width: int, k: int) -> None:
         self._target, self._draft, self._width, self._k = target, draft, width, k
@@ -141,8 +149,11 @@ class Bench:
         """Forwards of a round and nothing else."""
         target_cache, draft_cache = self._caches(self._target), self._caches(self._draft)
         one, block = mx.array([[5]]), mx.array([[5] * (self._k + 1)])
+        length = len(self._prompt) - 1
 
         def burst(rounds: int) -> list[float]:
+            nonlocal length
+            _trim([*target_cache, *draft_cache], length)
             times = []
             for _ in range(rounds + _SETTLING):
                 started_s = time.perf_counter()
@@ -153,15 +164,17 @@ class Bench:
                     outputs.append(logits)
                 mx.eval(self._target(block, cache=target_cache), *outputs)
                 times.append(1e3 * (time.perf_counter() - started_s))
-                trim_prompt_cache(target_cache, self._k + 1)
-                trim_prompt_cache(draft_cache, self._k)
+                # One token of each round stays.
+                trim_prompt_cache(target_cache, self._k)
+                trim_prompt_cache(draft_cache, self._k - 1)
+            length += _growth(rounds)
             return times[_SETTLING:]
 
         return burst
 
     def speculative(self, sampling: SamplingConfig, rule: AcceptRule, diagnostics: bool) -> Burst:
         """mlxgen's round."""
-        chain = SamplerChain(sampling, self._width)
+        chain, randomness = SamplerChain(sampling, self._width), Randomness(0)
         target = CachedModel(
             self._target,
             role="target",
@@ -170,10 +183,8 @@ class Bench:
         )
         draft = CachedModel(self._draft, role="draft", width=self._width)
 
-        def burst(rounds: int) -> list[float]:
-            self._rewind(target, draft)
-            stamps_s: list[float] = []
-            randomness = Randomness(0)
+        def begin(text: list[int], tokens: int, stamps_s: list[float]) -> Ids:
+            _rewind([target, draft], len(text) - 1)
             generator = SpeculativeGenerator(
                 target,
                 DraftModel(draft, chain, randomness),
@@ -184,65 +195,96 @@ class Bench:
                 diagnostics=diagnostics,
                 on_round=lambda _: stamps_s.append(time.perf_counter()),
             )
-            generator.prefill(self._prompt)
-            return _gaps(generator.tokens(self._tokens(rounds)), stamps_s, rounds)
+            generator.prefill(text)
+            with closing(generator.tokens(tokens)) as steps:
+                for token in steps:
+                    yield token.id
 
-        return burst
+        return self._growing(begin)
 
     def plain(self, sampling: SamplingConfig) -> Burst:
         """mlxgen's plain step."""
-        chain = SamplerChain(sampling, self._width)
+        chain, randomness = SamplerChain(sampling, self._width), Randomness(0)
         target = CachedModel(self._target, role="target", width=self._width)
         target.make_rewindable()
 
-        def burst(rounds: int) -> list[float]:
-            self._rewind(target)
-            generator = PlainGenerator(target, chain, Randomness(0))
-            generator.prefill(self._prompt)
-            return _gaps_of_stamped(generator.tokens(self._tokens(rounds)), lambda _: True, rounds)
+        def begin(text: list[int], tokens: int, stamps_s: list[float]) -> Ids:
+            _rewind([target], len(text) - 1)
+            generator = PlainGenerator(target, chain, randomness)
+            generator.prefill(text)
+            with closing(generator.tokens(tokens)) as steps:
+                for token in steps:
+                    stamps_s.append(time.perf_counter())
+                    yield token.id
 
-        return burst
+        return self._growing(begin)
 
     def mlx_lm_speculative(self, temperature: float, top_p: float) -> Burst:
         """mlx-lm's round: it ends with a token that is not from the draft."""
-        caches = self._caches(self._target), self._caches(self._draft)
+        caches = [*self._caches(self._target), *self._caches(self._draft)]
 
-        def burst(rounds: int) -> list[float]:
-            for cache in caches:
-                self._trim(cache)
+        def begin(text: list[int], tokens: int, stamps_s: list[float]) -> Ids:
+            _trim(caches, len(text) - 1)
             steps = speculative_generate_step(
-                mx.array(self._prompt[-1:]),
+                mx.array(text[-1:]),
                 self._target,
                 self._draft,
                 num_draft_tokens=self._k,
-                max_tokens=self._tokens(rounds),
+                max_tokens=tokens,
                 sampler=make_sampler(temp=temperature, top_p=top_p),
-                prompt_cache=[*caches[0], *caches[1]],
+                prompt_cache=caches,
             )
-            return _gaps_of_stamped(steps, lambda step: not step[2], rounds)
+            with closing(steps):
+                for token, _, from_draft in steps:
+                    if not from_draft:
+                        stamps_s.append(time.perf_counter())
+                    yield int(token)
 
-        return burst
+        return self._growing(begin)
 
     def mlx_lm_plain(self, temperature: float, top_p: float) -> Burst:
         """mlx-lm's plain step."""
-        cache = self._caches(self._target)
+        caches = self._caches(self._target)
+
+        def begin(text: list[int], tokens: int, stamps_s: list[float]) -> Ids:
+            _trim(caches, len(text) - 1)
+            steps = generate_step(
+                mx.array(text[-1:]),
+                self._target,
+                max_tokens=tokens,
+                sampler=make_sampler(temp=temperature, top_p=top_p),
+                prompt_cache=caches,
+            )
+            with closing(steps):
+                for token, _ in steps:
+                    stamps_s.append(time.perf_counter())
+                    yield int(token)
+
+        return self._growing(begin)
+
+    def _growing(self, begin: Callable[[list[int], int, list[float]], Ids]) -> Burst:
+        """Bursts of what `begin` starts behind a text, each behind the text of the one before.
+
+        begin: is told the text, how many tokens it may make, and where to put a stamp at the end of
+        a round; gives ids.
+        """
+        text = self._prompt
 
         def burst(rounds: int) -> list[float]:
-            self._trim(cache)
-            steps = generate_step(
-                mx.array(self._prompt[-1:]),
-                self._target,
-                max_tokens=self._tokens(rounds),
-                sampler=make_sampler(temp=temperature, top_p=top_p),
-                prompt_cache=cache,
-            )
-            return _gaps_of_stamped(steps, lambda _: True, rounds)
+            nonlocal text
+            stamps_s: list[float] = []
+            ids = []
+            tokens = (rounds + _SETTLING + 2) * (self._k + 1)
+            with closing(begin(text, tokens, stamps_s)) as steps:
+                while len(stamps_s) <= rounds + _SETTLING:
+                    ids.append(next(steps))
+            gaps = [1e3 * (b - a) for a, b in pairwise(stamps_s)]
+            # What was dispatched ahead must not run in another arm's time.
+            mx.synchronize()
+            text = [*text, *ids[: _growth(rounds)]]
+            return gaps[_SETTLING : _SETTLING + rounds]
 
         return burst
-
-    def _tokens(self, rounds: int) -> int:
-        """So many that no burst ends early."""
-        return (rounds + _SETTLING + 2) * (self._k + 1)
 
     def _caches(self, model: Any) -> list[Any]:
         """mlx-lm's caches of all of the prompt but its last token."""
@@ -250,39 +292,22 @@ class Bench:
         mx.eval(model(mx.array(self._prompt[:-1])[None], cache=caches))
         return caches
 
-    def _trim(self, caches: list[Any]) -> None:
-        for cache in caches:
-            cache.trim(cache.offset - (len(self._prompt) - 1))
 
-    def _rewind(self, *models: CachedModel) -> None:
-        for model in models:
-            model.rewind(min(model.cached_tokens, len(self._prompt) - 1))
+def _growth(rounds: int) -> int:
+    """How many tokens longer the next burst's text is: no burst brings fewer."""
+    return rounds + 1
 
 
-def _gaps(steps: Generator[Any, None, None], stamps_s: list[float], rounds: int) -> list[float]:
-    """Times between the stamps that appear while the steps are taken."""
-    with closing(steps):
-        while len(stamps_s) <= rounds + _SETTLING:
-            next(steps)
-    gaps = [1e3 * (b - a) for a, b in pairwise(stamps_s)]
-    # What was dispatched ahead must not run in another arm's time.
-    mx.synchronize()
-    return gaps[_SETTLING : _SETTLING + rounds]
+def _trim(caches: list[Any], length: int) -> None:
+    for cache in caches:
+        if cache.offset < length:
+            raise SystemExit(f"a cache holds {cache.offset} tokens where {length} were expected")
+        cache.trim(cache.offset - length)
 
 
-def _gaps_of_stamped(
-    steps: Generator[Any, None, None], ends_round: Callable[[Any], bool], rounds: int
-) -> list[float]:
-    stamps_s: list[float] = []
-
-    def stamped() -> Generator[None, None, None]:
-        with closing(steps):
-            for step in steps:
-                if ends_round(step):
-                    stamps_s.append(time.perf_counter())
-                yield
-
-    return _gaps(stamped(), stamps_s, rounds)
+def _rewind(models: list[CachedModel], length: int) -> None:
+    for model in models:
+        model.rewind(min(model.cached_tokens, length))
 
 
 FLOOR = "floor"
