@@ -119,14 +119,14 @@ def block_weights(log_p_of_ids: mx.array, log_q_of_ids: mx.array) -> mx.array:
 
 
 def block_keep_probabilities(weights: mx.array, masses: mx.array) -> mx.array:
-    """h_1 .. h_k: `weights: [k+1], masses: [k] -> [k] float32`.
+    """h_1 .. h_k: `weights: [k+1], masses: [k-1] -> [k] float32`.
 
-    masses: s_i = sum_x relu(w_i p_i(x) - q_i(x)) for i = 0 .. k-1. h_i = s_i / (s_i + 1 - w_i) for
+    masses: s_i = sum_x relu(w_i p_i(x) - q_i(x)) for i = 1 .. k-1. h_i = s_i / (s_i + 1 - w_i) for
     0 < i < k, where 0/0 means 1 (p and q agree there), and h_k = w_k.
     """
     missing = 1 - weights[1:-1]
-    both = masses[1:] + missing
-    inner = mx.where(both > 0, masses[1:] / mx.where(both > 0, both, 1), 1)
+    both = masses + missing
+    inner = mx.where(both > 0, masses / mx.where(both > 0, both, 1), 1)
     return mx.concatenate([inner, weights[-1:]])
 
 
@@ -144,7 +144,10 @@ def block_keep(log_p: mx.array, log_q: mx.array, ids: mx.array) -> BlockKeep:
         mx.take_along_axis(log_p, index, axis=-1)[:, 0],
         mx.take_along_axis(log_q, index, axis=-1)[:, 0],
     )
-    lacking = mx.maximum(weights[:-1, None] * exp(log_p) - exp(log_q), 0)
+    if len(ids) == 1:
+        return BlockKeep(weights, weights[1:])
+    # What the target lacks at the first position decides about no length.
+    lacking = mx.maximum(weights[1:-1, None] * exp(log_p[1:]) - exp(log_q[1:]), 0)
     return BlockKeep(weights, block_keep_probabilities(weights, total(lacking)[:, 0]))
 
 
