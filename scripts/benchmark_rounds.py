@@ -278,9 +278,10 @@ class Bench:
             with closing(begin(text, tokens, stamps_s)) as steps:
                 while len(stamps_s) <= rounds + _SETTLING:
                     ids.append(next(steps))
+                # What was dispatched ahead must not run in another arm's time. Asked for here,
+                # where mlx-lm has set its stream.
+                mx.synchronize()
             gaps = [1e3 * (b - a) for a, b in pairwise(stamps_s)]
-            # What was dispatched ahead must not run in another arm's time.
-            mx.synchronize()
             text = [*text, *ids[: _growth(rounds)]]
             return gaps[_SETTLING : _SETTLING + rounds]
 

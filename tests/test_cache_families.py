@@ -239,8 +239,9 @@ def test_parity_check_rejects_blocks_that_go_there(
     monkeypatch.setattr(cached_model, "equal_block_tokens", lambda model: None)
     target = build(name, changes=DYNAMIC)
     draft = build(name, disturbance=DISTURBANCE, changes=DYNAMIC)
+    # Where the texts part is a matter of rounding, and so of the BLAS: after 47 to 82 tokens.
     with pytest.raises(AssertionError):
-        check_parity(greedy(k=5), target, draft)
+        check_parity(greedy(k=5), target, draft, 160)
 
 
 # The checks can fail

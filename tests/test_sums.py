@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from mlxgen.sampling import sums
 from mlxgen.sampling.chain import log_probabilities
@@ -114,6 +114,34 @@ def test_smallest_needed_is_needed_and_enough(
         cuts = np.array(sums.smallest_needed(mx.array(rows), mx.array(enough)))
     for cut, row, goal in zip(cuts[:, 0], rows, enough[:, 0], strict=True):
         assert is_smallest_needed(cut, row, goal)
+
+
+@pytest.mark.parametrize("adds_in_parts", [True, False])
+@settings(deadline=None, max_examples=100)
+@given(
+    counts=st.tuples(*[st.sampled_from([0, 1, 3, 128, 255, 256, 257, 512])] * 4),
+    halves=st.integers(0, 2 * 4000),
+    at_an_end=st.booleans(),
+)
+@example(counts=(0, 256, 256, 256), halves=1, at_an_end=True)
+@example(counts=(512, 128, 128, 0), halves=8000, at_an_end=False)
+def test_smallest_needed_of_small_integers_is_exact(
+    adds_in_parts: bool, counts: tuple[int, ...], halves: int, at_an_end: bool
+) -> None:
+    """Sums of these are exact, so it matters whether a sum reaches its goal or just falls short."""
+    row = np.repeat(np.arange(4), counts)
+    positive = row[row > 0][::-1]
+    if not len(positive):
+        return
+    reached = np.cumsum(positive)
+    ends = np.flatnonzero(np.diff(positive, append=0))
+    enough = float(reached[ends[halves % len(ends)]]) if at_an_end else halves / 2
+    needed = int((reached < enough).sum())
+    expected = positive[min(needed, len(positive) - 1)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sums, "_adds_in_parts", lambda: adds_in_parts)
+        rows = mx.array(row[None].astype(np.float32))
+        assert sums.smallest_needed(rows, mx.array([[enough]])).item() == expected
 
 
 def test_the_neighbours_of_the_smallest_needed_are_rejected() -> None:

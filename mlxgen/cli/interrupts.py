@@ -22,20 +22,22 @@ class Terminated(KeyboardInterrupt):
 
 def install() -> None:
     """Make Ctrl-C, SIGTERM and SIGHUP interrupts, but those that the caller ignores."""
-    global _waits
     forget()
-    _waits = False
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _raise)
 
 
 def _raise(number: int, _frame: FrameType | None) -> None:
-    global _raised
-    is_second = _raised is not None
-    _raised = KeyboardInterrupt if number == signal.SIGINT else Terminated
+    global _raised, _waits
+    waits_for_delay = _waits and _raised is None
+    if number != signal.SIGINT:
+        _raised = Terminated
+    elif _raised is None:
+        _raised = KeyboardInterrupt
     # Whoever asks twice may be waiting for a reader that does not read.
-    if is_second or not _waits:
+    if not waits_for_delay:
+        _waits = False
         raise _raised
 
 

@@ -133,19 +133,96 @@ def test_a_token_that_is_counted_is_shown(
     assert is_whole is (waits or (place == "Streams.text" and not is_before))
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_no_token_is_counted_before_an_interrupt_has_to_wait(
+    handlers: None, models: ModelStore, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    """An interrupt at the beginning of the delay comes before the token, with the delay or not."""
+    enter: Any = interrupts.Delay.__enter__
+    calls = 0
+
+    def interrupted(delay: interrupts.Delay) -> None:
+        nonlocal calls
+        calls += 1
+        if not waits and calls == 4:
+            signal.raise_signal(signal.SIGINT)
+        enter(delay)
+        if waits and calls == 4:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(interrupts.Delay, "__enter__", interrupted)
+    table = models.table_directory(iid_table([0.0] * 26), vocabulary=Vocabulary.of_size(26))
+    run = mlxgen_here("generate", "-m", table, "-p", "a", "-n", 30, "--temp", 1)
+    text, _, generated = run.stdout.split("\n")[:3]
+    assert len(text) == 3 + waits
+    assert generated.startswith(f"[Generated {len(text)} tokens in ")
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_text_that_is_held_back_to_the_end_is_shown(
+    handlers: None, models: ModelStore, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    """The beginning of a stop string comes out at the very end. The wrong program loses it."""
+    original: Any = StopStrings.flush
+
+    def interrupted(stops: StopStrings) -> Any:
+        result = original(stops)
+        monkeypatch.setattr(StopStrings, "flush", original)
+        signal.raise_signal(signal.SIGINT)
+        return result
+
+    monkeypatch.setattr(StopStrings, "flush", interrupted)
+    if not waits:
+        monkeypatch.setattr("mlxgen.cli.interrupts.Delay", nullcontext)
+    table = models.table_directory(iid_table([0.0]), vocabulary=Vocabulary.of_size(1))
+    run = mlxgen_here("generate", "-m", table, "-p", "a", "-n", 4, "--stop", "aaaaaaaa")
+    assert run.code == 130
+    text = run.stdout.split("\n")[0]
+    assert (text == "aaaa") is waits
+
+
 def test_a_second_interrupt_does_not_wait(handlers: None) -> None:
     interrupts.install()
-    with pytest.raises(Terminated), interrupts.Delay():
+    reached = []
+    with pytest.raises(KeyboardInterrupt), interrupts.Delay():
         signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGTERM)
-        pytest.fail("the second one waited")
+        reached.append("behind the first")
+        signal.raise_signal(signal.SIGINT)
+        reached.append("behind the second")
+    assert reached == ["behind the first"]
 
 
-def test_outside_of_a_delay_nothing_waits(handlers: None) -> None:
+@pytest.mark.parametrize("is_left_behind", [True, False])
+def test_behind_a_delay_nothing_waits(handlers: None, is_left_behind: bool) -> None:
+    """Also where a second interrupt comes as the delay begins to end, so that it never does."""
     interrupts.install()
     delay = interrupts.Delay()
-    for _ in range(2):
-        with delay:
-            pass
+    delay.__enter__()
+    signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        if is_left_behind:
+            signal.raise_signal(signal.SIGINT)
+        else:
+            delay.__exit__()
+    interrupts.forget()
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        (signal.SIGTERM, signal.SIGINT),
+        (signal.SIGINT, signal.SIGTERM),
+        (signal.SIGHUP, signal.SIGINT),
+    ],
+)
+def test_who_asks_for_the_end_gets_it_whatever_else_comes(
+    handlers: None, numbers: tuple[int, int]
+) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    interrupts.install()
+    with pytest.raises(Terminated), interrupts.Delay():
+        for number in numbers:
+            signal.raise_signal(number)

@@ -381,11 +381,13 @@ def test_an_interrupted_run_is_kept_up_to_its_last_token(target: Path, file: Pat
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
+        # `communicate` does not look into a buffer for what a read left behind.
+        bufsize=0,
         env=environment(),
         cwd=ROOT,
     )
     assert process.stdout is not None
-    begun = process.stdout.read(20)
+    begun = b"".join(process.stdout.read(1) for _ in range(20))
     process.send_signal(signal.SIGINT)
     rest, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors

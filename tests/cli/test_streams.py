@@ -180,8 +180,11 @@ def endlessly(target: Path, *options: object) -> list[str]:
 def started(
     words: list[str], *, variables: dict[str, str] | None = None, **how: Any
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A running process, killed at the end if it still runs then."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **how}
+    """A running process, killed at the end if it still runs then.
+
+    Its streams have no buffer: `communicate` does not look there for what a read left behind.
+    """
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "bufsize": 0, **how}
     process = subprocess.Popen(
         words, stdin=subprocess.DEVNULL, env=environment(variables), cwd=ROOT, **pipes
     )
@@ -225,7 +228,7 @@ def test_full_disk_is_one_line_and_exit_1(saying: Any) -> None:
 def test_interruption_keeps_text_and_statistics(endless: Path, sent: signal.Signals) -> None:
     with started(endlessly(endless)) as process:
         assert process.stdout is not None and process.stderr is not None
-        first = process.stdout.read(20)
+        first = b"".join(process.stdout.read(1) for _ in range(20))
         process.send_signal(sent)
         output, errors = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 130
