@@ -25,10 +25,10 @@ def install() -> None:
     forget()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _raise)
+            signal.signal(number, _handle)
 
 
-def _raise(number: int, _frame: FrameType | None) -> None:
+def _handle(number: int, _frame: FrameType | None) -> None:
     global _raised, _waits
     waits_for_delay = _waits and _raised is None
     if number != signal.SIGINT:

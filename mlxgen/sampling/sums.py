@@ -54,22 +54,21 @@ def smallest_needed(ascending: mx.array, enough: mx.array) -> mx.array:
     ascending: rows from small to large, not negative; enough: `[rows, 1]`. Entries of 0 are never
     needed, the largest one always is.
     """
-    largest = ascending[:, -1:]
     if _adds_in_parts():
-        behind = mx.cumsum(ascending, axis=-1, reverse=True, inclusive=False)
-        return mx.where((behind < enough) & (ascending > 0), ascending, largest).min(
-            axis=-1, keepdims=True
-        )
-    blocks = _in_blocks(ascending)
-    weights = blocks.sum(axis=-1)
-    behind_blocks = mx.cumsum(weights, axis=-1, reverse=True, inclusive=False)
-    # One block holds it: the first one that is needed at all.
-    unneeded = ((behind_blocks >= enough) | (weights <= 0)).sum(axis=-1, keepdims=True)
-    place = mx.minimum(unneeded, blocks.shape[1] - 1)
-    block = mx.take_along_axis(blocks, place[..., None], axis=1)[:, 0]
-    behind = mx.cumsum(block, axis=-1, reverse=True, inclusive=False)
-    behind = behind + mx.take_along_axis(behind_blocks, place, axis=-1)
-    return mx.where((behind < enough) & (block > 0), block, largest).min(axis=-1, keepdims=True)
+        block = ascending
+        behind = mx.cumsum(block, axis=-1, reverse=True, inclusive=False)
+    else:
+        blocks = _in_blocks(ascending)
+        weights = blocks.sum(axis=-1)
+        behind_blocks = mx.cumsum(weights, axis=-1, reverse=True, inclusive=False)
+        # One block holds it: the first one that is needed at all.
+        unneeded = ((behind_blocks >= enough) | (weights <= 0)).sum(axis=-1, keepdims=True)
+        place = mx.minimum(unneeded, blocks.shape[1] - 1)
+        block = mx.take_along_axis(blocks, place[..., None], axis=1)[:, 0]
+        within = mx.cumsum(block, axis=-1, reverse=True, inclusive=False)
+        behind = within + mx.take_along_axis(behind_blocks, place, axis=-1)
+    is_needed = (behind < enough) & (block > 0)
+    return mx.where(is_needed, block, ascending[:, -1:]).min(axis=-1, keepdims=True)
 
 
 def log_sum_exp(rows: mx.array) -> mx.array:

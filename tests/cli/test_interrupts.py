@@ -133,9 +133,9 @@ def test_a_token_that_is_counted_is_shown(
     assert is_whole is (waits or (place == "Streams.text" and not is_before))
 
 
-@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("is_inside", [True, False])
 def test_no_token_is_counted_before_an_interrupt_has_to_wait(
-    handlers: None, models: ModelStore, monkeypatch: pytest.MonkeyPatch, waits: bool
+    handlers: None, models: ModelStore, monkeypatch: pytest.MonkeyPatch, is_inside: bool
 ) -> None:
     """An interrupt at the beginning of the delay comes before the token, with the delay or not."""
     enter: Any = interrupts.Delay.__enter__
@@ -144,17 +144,17 @@ def test_no_token_is_counted_before_an_interrupt_has_to_wait(
     def interrupted(delay: interrupts.Delay) -> None:
         nonlocal calls
         calls += 1
-        if not waits and calls == 4:
+        if not is_inside and calls == 4:
             signal.raise_signal(signal.SIGINT)
         enter(delay)
-        if waits and calls == 4:
+        if is_inside and calls == 4:
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(interrupts.Delay, "__enter__", interrupted)
     table = models.table_directory(iid_table([0.0] * 26), vocabulary=Vocabulary.of_size(26))
     run = mlxgen_here("generate", "-m", table, "-p", "a", "-n", 30, "--temp", 1)
     text, _, generated = run.stdout.split("\n")[:3]
-    assert len(text) == 3 + waits
+    assert len(text) == 3 + is_inside
     assert generated.startswith(f"[Generated {len(text)} tokens in ")
 
 

@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,9 +16,11 @@ from tests.fixtures.command import (
     ERROR,
     ROOT,
     Outcome,
+    command_line,
     environment,
     mlxgen_here,
     mlxgen_process,
+    started,
 )
 from tests.fixtures.runs import ModelStore
 from tests.fixtures.tokenizers import byte_vocabulary
@@ -40,39 +41,20 @@ def target(models: ModelStore) -> Path:
     )
 
 
-def endless(target: Path, *options: object) -> list[str]:
+UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
+"""One read is one line."""
+
+
+def endless(target: Path, *options: object, flags: Sequence[str] = ()) -> list[str]:
     words: list[object] = ["generate", "-m", target, "--draft-model", target, "-p", "a"]
-    return [str(word) for word in [*words, "-n", 10_000_000, "--temp", 1, *options]]
-
-
-@contextmanager
-def started(words: Sequence[str], *flags: str) -> Iterator[subprocess.Popen[bytes]]:
-    """The command in a process of its own. flags: for Python."""
-    process = subprocess.Popen(
-        [sys.executable, *flags, "-m", "mlxgen", *words],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        # One read is one line, so that nothing is lost in a buffer of the reader.
-        bufsize=0,
-        env=environment({"PYTHONUNBUFFERED": "1"}),
-        cwd=ROOT,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        for stream in (process.stdout, process.stderr):
-            assert stream is not None
-            stream.close()
+    return command_line(*words, "-n", 10_000_000, "--temp", 1, *options, flags=flags)
 
 
 def interrupt(
-    words: Sequence[str], moment: str, sent: signal.Signals, *flags: str, delay_s: float = 0.0
+    words: list[str], moment: str, sent: signal.Signals, *, delay_s: float = 0.0
 ) -> Outcome:
     """Send a signal a moment after a line with a certain text has come on stderr."""
-    with started(words, *flags) as process:
+    with started(words, variables=UNBUFFERED) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if moment.encode() in line:
@@ -98,7 +80,7 @@ def interrupt(
 def test_an_interrupt_while_the_program_loads_is_one_line(
     target: Path, module: str, sent: signal.Signals
 ) -> None:
-    run = interrupt(endless(target), f" {module}", sent, "-X", "importtime")
+    run = interrupt(endless(target, flags=["-X", "importtime"]), f" {module}", sent)
     assert run.code == 130, run.stderr
     assert "Traceback" not in run.stderr and "Exception ignored" not in run.stderr
     if not run.out:
@@ -116,7 +98,7 @@ def test_an_interrupt_during_the_prefill_keeps_the_statistics(target: Path) -> N
 
 def test_impatience_is_no_traceback(target: Path) -> None:
     """Ctrl-C again and again, also while the first one is being handled."""
-    with started(endless(target)) as process:
+    with started(endless(target), variables=UNBUFFERED) as process:
         assert process.stdout is not None
         process.stdout.read(10)
         for _ in range(20):

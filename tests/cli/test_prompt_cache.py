@@ -19,7 +19,15 @@ import pytest
 
 from mlxgen.cache.cached_model import as_ids
 from mlxgen.cache.kept import KeptCache, common_prefix_length
-from tests.fixtures.command import ROOT, Outcome, command_line, environment, mlxgen_here
+from tests.fixtures.command import (
+    ROOT,
+    Outcome,
+    command_line,
+    environment,
+    first_bytes,
+    mlxgen_here,
+    started,
+)
 from tests.fixtures.light_commands import Request, run_all
 from tests.fixtures.model_directories import Vocabulary
 from tests.fixtures.runs import ModelStore
@@ -376,20 +384,10 @@ def test_a_full_disk_keeps_the_old_file(target: Path, written: Path) -> None:
 def test_an_interrupted_run_is_kept_up_to_its_last_token(target: Path, file: Path) -> None:
     words: list[object] = ["generate", "-m", target, "-p", PROMPT, "--prompt-cache", file]
     words += ["--temp", 1, "--seed", 3]
-    process = subprocess.Popen(
-        command_line(*words, "-n", 100_000),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        stdin=subprocess.DEVNULL,
-        # `communicate` does not look into a buffer for what a read left behind.
-        bufsize=0,
-        env=environment(),
-        cwd=ROOT,
-    )
-    assert process.stdout is not None
-    begun = b"".join(process.stdout.read(1) for _ in range(20))
-    process.send_signal(signal.SIGINT)
-    rest, errors = process.communicate(timeout=60)
+    with started(command_line(*words, "-n", 100_000)) as process:
+        begun = first_bytes(process, 20)
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     text = (begun + rest).decode().split("\n[Interrupted]")[0]
     assert names(file.parent) == [file.name]

@@ -8,10 +8,7 @@ import pty
 import re
 import select
 import signal
-import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +16,12 @@ import pytest
 
 from tests.fixtures.command import (
     ACCEPTANCE,
-    ROOT,
     Outcome,
     command_line,
-    environment,
+    first_bytes,
     mlxgen_here,
     mlxgen_process,
+    started,
 )
 from tests.fixtures.model_directories import Vocabulary, iid_table, successor_table
 from tests.fixtures.runs import ModelStore
@@ -176,28 +173,6 @@ def endlessly(target: Path, *options: object) -> list[str]:
     )
 
 
-@contextmanager
-def started(
-    words: list[str], *, variables: dict[str, str] | None = None, **how: Any
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A running process, killed at the end if it still runs then.
-
-    Its streams have no buffer: `communicate` does not look there for what a read left behind.
-    """
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "bufsize": 0, **how}
-    process = subprocess.Popen(
-        words, stdin=subprocess.DEVNULL, env=environment(variables), cwd=ROOT, **pipes
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        for stream in (process.stdout, process.stderr):
-            if stream is not None:
-                stream.close()
-
-
 def test_reader_that_closes_the_pipe_ends_the_run_quietly(endless: Path) -> None:
     with started(endlessly(endless)) as process:
         assert process.stdout is not None and process.stderr is not None
@@ -228,7 +203,7 @@ def test_full_disk_is_one_line_and_exit_1(saying: Any) -> None:
 def test_interruption_keeps_text_and_statistics(endless: Path, sent: signal.Signals) -> None:
     with started(endlessly(endless)) as process:
         assert process.stdout is not None and process.stderr is not None
-        first = b"".join(process.stdout.read(1) for _ in range(20))
+        first = first_bytes(process, 20)
         process.send_signal(sent)
         output, errors = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 130
