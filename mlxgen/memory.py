@@ -54,6 +54,7 @@ def fresh_target(target: LoadedModel, config: CacheConfig) -> CachedModel:
         role="target",
         width=target.drawable_ids,
         filled_up=lengths_to_fill_up(target.model) if may_fill_up else range(0),
+        attends_in_pieces=target.attends_in_pieces,
         config=config,
     )
 

@@ -40,7 +40,7 @@ from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
 from mlx_lm.sample_utils import make_sampler
 
 from mlxgen.backend import blas
-from mlxgen.backend.cuda import prepare_cuda
+from mlxgen.backend.cuda import lacks_block_attention, prepare_cuda
 from mlxgen.cache.cached_model import CachedModel
 from mlxgen.cache.wide_blocks import lengths_to_fill_up
 from mlxgen.config import AcceptRule, SamplingConfig
@@ -180,6 +180,7 @@ class Bench:
             role="target",
             width=self._width,
             filled_up=lengths_to_fill_up(self._target),
+            attends_in_pieces=lacks_block_attention(),
         )
         draft = CachedModel(self._draft, role="draft", width=self._width)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from mlx_lm.models.cache import KVCache
 
 from mlxgen.cache import caches as cache_ops
 from mlxgen.cache.blocks import equal_block_tokens, require_equal_blocks
+from mlxgen.cache.short_attention import short_attention
 from mlxgen.cache.snapshots import SnapshotLog
 from mlxgen.cache.wide_blocks import WIDE_TOKENS
 from mlxgen.config import CacheConfig
@@ -26,7 +28,8 @@ class CachedModel:
     ones count as -inf. embedding_rows: ids from there on cannot be embedded; the last row stands
     in for them, which costs a draft some acceptance and never changes the text.
     filled_up: lengths of blocks to run with more tokens (`mlxgen.cache.wide_blocks`), where the
-    caches allow it.
+    caches allow it. attends_in_pieces: whether a block's attention is computed in pieces
+    (`mlxgen.cache.short_attention`).
     role: "target" or "draft", for messages. Raises `OptionError` for cache options that the model
     cannot run with.
 
@@ -43,6 +46,7 @@ class CachedModel:
         width: int,
         embedding_rows: int | None = None,
         filled_up: range = range(0),
+        attends_in_pieces: bool = False,
         config: CacheConfig | None = None,
     ) -> None:
         self._model = model
@@ -53,6 +57,7 @@ class CachedModel:
         """As `mlxgen.cache.blocks` says of the model."""
         self._embedding_rows = embedding_rows
         self._filled_up = filled_up
+        self._attends_in_pieces = attends_in_pieces
         self.caches = cache_ops.make_caches(model, self._config)
         self._snapshots: SnapshotLog | None = None
         self._may_rewind = False
@@ -184,7 +189,8 @@ class CachedModel:
         elif count in self._filled_up and self._may_fill_up():
             # With the block's own last token: another's embedding might be no number.
             ids = mx.concatenate([ids, mx.broadcast_to(ids[-1:], (WIDE_TOKENS - count,))])
-        logits = self._call(ids)[0, :count]
+        with short_attention() if self._attends_in_pieces else nullcontext():
+            logits = self._call(ids)[0, :count]
         rows, heads = logits.shape
         if heads > self.width:
             return logits[:, : self.width]

@@ -22,7 +22,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlxgen.backend.blas import use_fast_blas
-from mlxgen.backend.cuda import prepare_cuda
+from mlxgen.backend.cuda import lacks_block_attention, prepare_cuda
 from mlxgen.backend.single_rows import pair_single_rows
 from mlxgen.errors import MlxgenError, ModelError
 from mlxgen.models.checkpoint import Checkpoint, read_checkpoint
@@ -45,11 +45,13 @@ _CURES = {
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to run. model: an mlx-lm module; tokenizer: mlx-lm's wrapper."""
+    """A model ready to run. model: an mlx-lm module; tokenizer: mlx-lm's wrapper;
+    attends_in_pieces: as `CachedModel` takes it, for this device and process."""
 
     model: Any
     tokenizer: Any
     checkpoint: Checkpoint
+    attends_in_pieces: bool = False
 
     @cached_property
     def vocabulary(self) -> dict[str, int]:
@@ -168,7 +170,7 @@ def load_checkpoint(
             f"cannot load the {checkpoint.role} model from {checkpoint.path}{with_adapter}: "
             f"{_reason(error, stage, checkpoint)}"
         ) from error
-    return LoadedModel(model, tokenizer, checkpoint)
+    return LoadedModel(model, tokenizer, checkpoint, attends_in_pieces=lacks_block_attention())
 
 
 def _check_files(checkpoint: Checkpoint, adapter: Path | None, trust_remote_code: bool) -> None:
