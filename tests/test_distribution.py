@@ -232,7 +232,7 @@ def test_chi_square_rejects_argmax_against_argmax(
     def argmax(*arguments: Any) -> TargetDraw:
         drawn: TargetDraw = right(*arguments)
         ids = mx.argmax(drawn.scores, axis=-1).astype(mx.int32)
-        return TargetDraw(ids, drawn.scores, drawn.usable)
+        return TargetDraw(ids, drawn.scores, drawn.tops)
 
     monkeypatch.setattr("mlxgen.speculative.verification.draw_by_position", argmax)
     settings = FAR.but(rule=AcceptRule.SAMPLER_MATCH)

@@ -22,7 +22,7 @@ from mlxgen.config import AcceptRule, SamplingConfig
 from mlxgen.drafters.draft_model import DraftModel
 from mlxgen.drafters.proposal import LengthPolicy, Proposal
 from mlxgen.sampling.history import History
-from mlxgen.sampling.randomness import Randomness, Stream
+from mlxgen.sampling.randomness import KeyArray, Randomness, Stream
 from mlxgen.speculative.loop import SpeculativeGenerator
 from tests.fixtures.many_runs import (
     IntArray,
@@ -366,10 +366,10 @@ def test_the_loop_with_draws_keyed_by_position_alone_fails_under_block(
     """The wrong keys put into mlxgen itself give the texts of the wrong keys above."""
     combination = WRONG_BLOCK
 
-    def by_position(self: Randomness, stream: Stream, start: int, offsets: range) -> mx.array:
-        return self.position_keys(stream, start + offsets.start, len(offsets))
+    def by_position(self: Randomness, stream: Stream, start: int, offsets: range) -> KeyArray:
+        return np.array(self.position_keys(stream, start + offsets.start, len(offsets)))
 
-    monkeypatch.setattr(Randomness, "round_keys", by_position)
+    monkeypatch.setattr(Randomness, "_round_words", by_position)
     texts = combination.loop_texts(30, 4)
     monkeypatch.undo()
     assert texts == combination.many(runs=30, keys=PositionKeyRing).texts(4).tolist()
@@ -454,7 +454,7 @@ class LookingDrafter:
             kept = max(1, int(kept_before_a_weak_one(np.exp(log_q)[None])[0]))
         # The inner draft forwarded all but its last proposal; what was cut off is forgotten.
         self._inner.rewind(len(history) + kept - 1)
-        return Proposal(whole.ids[:kept], whole.log_q[:kept], whole.usable)
+        return Proposal(whole.ids[:kept], whole.log_q[:kept], whole.tops)
 
     def rewind(self, length: int) -> None:
         """Forget what lies behind the first `length` tokens."""

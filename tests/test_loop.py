@@ -16,7 +16,7 @@ from mlxgen.config import MLX_LM_ORDER, AcceptRule, CacheConfig, SamplingConfig
 from mlxgen.decoding.tokens import FinishReason
 from mlxgen.drafters.draft_model import DraftModel
 from mlxgen.errors import NonFiniteError, PairError
-from mlxgen.sampling.randomness import Randomness
+from mlxgen.sampling.randomness import Randomness, Stream
 from mlxgen.sampling.target_draw import draw_by_position
 from mlxgen.speculative.loop import Round
 from tests.fixtures.model_directories import LlamaShape, Vocabulary, successor_table
@@ -178,8 +178,16 @@ def test_no_key_serves_two_draws_of_a_run(
 
         monkeypatch.setattr(Randomness, name, record)
 
+    uniforms, keys_of = Randomness.round_uniforms, Randomness.round_keys
+
+    def of_round(self: Randomness, stream: Stream, start: int, count: int) -> mx.array:
+        made = np.array(keys_of(self, stream, start, range(count)))
+        keys.extend((int(first), int(second)) for first, second in made)
+        return uniforms(self, stream, start, count)
+
     kept("position_keys")
     kept("round_keys")
+    monkeypatch.setattr(Randomness, "round_uniforms", of_round)
     sampling = SamplingConfig(temperature=0.9, xtc_probability=0.5)
     settings = Settings(sampling=sampling, rule=rule, k=3)
     settings.speculative(models.llama(1), draft_of(models, "sometimes")).ids(60)

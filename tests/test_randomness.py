@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxgen.config import MAX_SEED
@@ -84,6 +85,53 @@ def test_same_position_in_another_round_has_another_key() -> None:
         second = keys.round_keys(stream, 12, range(4))
         assert rows(first)[2] != rows(second)[0]
         assert not set(rows(first)) & set(rows(second))
+
+
+CALLS = st.lists(
+    st.tuples(
+        st.sampled_from([Stream.ACCEPT, Stream.TARGET_COIN]),
+        st.integers(0, 200) | st.integers(2**32 - 70, 2**32 + 70),
+        st.integers(1, 4),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+def are_those_of_the_keys(
+    uniforms: Callable[..., mx.array], calls: list[tuple[Stream, int, int]]
+) -> bool:
+    """Whether all of these calls, one after the other, give the uniforms of the keys."""
+    keys = Randomness(11)
+    return all(
+        mx.array_equal(
+            uniforms(keys, stream, start, count),
+            uniform(keys.round_keys(stream, start, range(count))),
+        )
+        for stream, start, count in calls
+    )
+
+
+@settings(deadline=None)
+@given(calls=CALLS)
+def test_uniforms_made_for_many_rounds_are_those_of_each(
+    calls: list[tuple[Stream, int, int]],
+) -> None:
+    assert are_those_of_the_keys(Randomness.round_uniforms, calls)
+
+
+@pytest.mark.parametrize("wrong", ["another start", "what was asked first"])
+def test_uniforms_of_other_rounds_are_told(wrong: str) -> None:
+    first: dict[int, mx.array] = {}
+
+    def wrongly(keys: Randomness, stream: Stream, start: int, count: int) -> mx.array:
+        if wrong == "another start":
+            return keys.round_uniforms(stream, start + 1, count)
+        return first.setdefault(count, keys.round_uniforms(stream, start, count))
+
+    calls = [(Stream.ACCEPT, 5, 3), (Stream.ACCEPT, 8, 3), (Stream.ACCEPT, 80, 3)]
+    assert are_those_of_the_keys(Randomness.round_uniforms, calls)
+    assert not are_those_of_the_keys(wrongly, calls)
 
 
 @pytest.mark.parametrize("other", [1, 2**32, MAX_SEED])

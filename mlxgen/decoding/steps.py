@@ -10,7 +10,7 @@ import numpy as np
 from mlxgen.cache.cached_model import CachedModel
 from mlxgen.decoding.tokens import LogprobRows, Token
 from mlxgen.errors import NonFiniteError
-from mlxgen.sampling.chain import SamplerChain
+from mlxgen.sampling.chain import SamplerChain, rows_are_usable
 from mlxgen.sampling.history import History
 from mlxgen.sampling.randomness import Randomness
 from mlxgen.sampling.target_draw import TargetDraw, draw_by_position
@@ -48,8 +48,8 @@ class PlainStepper:
             more = emitted < count and go_on()
             following = self._dispatch(history, step[0].ids, step[0].ids) if more else None
             drawn, logprobs = step
-            mx.eval(drawn.ids, drawn.usable, *(logprobs.arrays if logprobs else []))
-            if not drawn.usable.item():
+            mx.eval(drawn.ids, drawn.tops, *(logprobs.arrays if logprobs else []))
+            if not rows_are_usable(drawn.tops):
                 raise NonFiniteError("target", len(history))
             token = int(np.array(drawn.ids)[0])
             if token in self._eos_ids:
@@ -68,5 +68,5 @@ class PlainStepper:
         position = len(history) + (newest is not None)
         logits = self._target.forward(inputs)
         drawn = draw_by_position(self._chain, self._randomness, logits, history, newest, position)
-        mx.async_eval(drawn.ids, drawn.usable)
+        mx.async_eval(drawn.ids, drawn.tops)
         return drawn, LogprobRows(logits, self._logprobs) if self._logprobs else None

@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from mlxgen.cache.cached_model import CachedModel
 from mlxgen.drafters.proposal import MODEL_DRAFTER, LengthPolicy, Proposal, one_hot_log
-from mlxgen.sampling.chain import Draws, SamplerChain, log_probabilities, rows_are_usable
+from mlxgen.sampling.chain import Draws, SamplerChain, log_probabilities
 from mlxgen.sampling.history import History, IntArray
 from mlxgen.sampling.randomness import Randomness, Stream, gumbel, uniform
 
@@ -112,8 +112,8 @@ class DraftModel:
             log_q = one_hot_log(ids, chain.width)
         elif want_distribution:
             log_q = log_probabilities(mx.concatenate([step.rows for step in drawn]))
-        usable = rows_are_usable(*[step.tops for step in drawn])
-        return Proposal(ids=ids, log_q=log_q, usable=usable)
+        tops = mx.concatenate([step.tops for step in drawn])
+        return Proposal(ids=ids, log_q=log_q, tops=tops)
 
     def _keys(self, stream: Stream, history: History, k: int) -> mx.array:
         # The target's streams are keyed by position, so both sides meet the same coins.

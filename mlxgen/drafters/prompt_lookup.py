@@ -115,7 +115,7 @@ class PromptLookup:
         """What `plan` found."""
         ids = mx.array(self._found[:k])
         log_q = one_hot_log(ids, self._vocabulary_width) if want_distribution else None
-        return Proposal(ids=ids, log_q=log_q, usable=mx.array(True))
+        return Proposal(ids=ids, log_q=log_q, tops=None)
 
     def record(self, proposed: int, accepted: int) -> None:
         """Tell the governor how the round went."""

@@ -35,12 +35,13 @@ class Proposal:
 
     ids: `[k] int32` on the device, k >= 1. log_q: `[k, width] float32`, the log of the
     distributions that the ids were really drawn from, or None when the drafter has none to
-    report. usable: scalar bool on the device, whether the drafter's logits could be drawn from.
+    report. tops: `[k, 1]` on the device, the drafter's largest logits for `rows_are_usable`, or
+    None when it has no logits.
     """
 
     ids: mx.array
     log_q: mx.array | None
-    usable: mx.array
+    tops: mx.array | None
 
 
 class Drafter(Protocol):

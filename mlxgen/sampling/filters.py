@@ -16,7 +16,7 @@ import math
 import mlx.core as mx
 
 from mlxgen.sampling.elementary import computes_one_by_one, exp
-from mlxgen.sampling.sums import log_weight, smallest_needed, sums_before, total
+from mlxgen.sampling.sums import log_weight, smallest_needed, sums_before, total, weights
 
 _LARGEST_SCALE, _SMALLEST_SCALE = 1e38, 1e-30
 """Beyond them a float32 would be infinite or 0, and 0 times -inf is NaN."""
@@ -57,15 +57,14 @@ def top_p(scores: mx.array, p: float) -> mx.array:
         return scores
     if p <= 0:
         return _keep(scores, scores >= 0)
-    mass = exp(scores)
-    whole = total(mass)
+    mass, whole = weights(scores)
     # All tokens at or below this together weigh no more than 1 - p, so the nucleus needs none of
     # them.
     ascending = _sorted(mass, (1 - p) / mass.shape[-1] * whole)
     return _keep(scores, mass >= smallest_needed(ascending, p * whole))
 
 
-def _sorted(mass: mx.array, negligible: mx.array) -> mx.array:
+def _sorted(mass: mx.array, negligible: mx.array | float) -> mx.array:
     """From small to large; entries below `negligible` may be raised to it."""
     if not computes_one_by_one():
         return mx.sort(mass, axis=-1)

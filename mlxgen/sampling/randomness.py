@@ -15,13 +15,19 @@ from __future__ import annotations
 
 import hashlib
 from enum import Enum
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
 from mlxgen.sampling.elementary import log1p
 
+KeyArray = npt.NDArray[np.uint32]
+
 _WORD = 2**32
+_STARTS = 64
+"""For how many starts of a round uniforms are computed together."""
 _SMALLEST_UNIFORM = 2.0**-33
 _LARGEST_UNIFORM = 1 - 2.0**-24
 _LEAST, _MOST = mx.array(-_SMALLEST_UNIFORM), mx.array(-_LARGEST_UNIFORM)
@@ -38,6 +44,13 @@ class Stream(str, Enum):
     RESIDUAL = "residual or bonus draw"
 
 
+class _Uniforms(NamedTuple):
+    """Of rounds that start at `first` and behind it: `rows: [starts, count]`."""
+
+    first: int
+    rows: mx.array
+
+
 class Randomness:
     """The keys of one run.
 
@@ -48,6 +61,7 @@ class Randomness:
         self.seed = seed
         self._words: dict[str, tuple[int, int]] = {}
         self._first_noisy, self._noise = 0, mx.zeros((0, 0))
+        self._uniforms: dict[tuple[Stream, int], _Uniforms] = {}
 
     def _stream_words(self, name: str) -> tuple[int, int]:
         words = self._words.get(name)
@@ -67,11 +81,28 @@ class Randomness:
 
     def round_keys(self, stream: Stream, round_start: int, offsets: range) -> mx.array:
         """Keys `[len(offsets), 2]` of the given offsets in the round that starts there."""
+        return mx.array(self._round_words(stream, round_start, offsets))
+
+    def _round_words(self, stream: Stream, round_start: int, offsets: range) -> KeyArray:
         keys = np.empty((len(offsets), 2), dtype=np.uint32)
         for row, offset in enumerate(offsets):
             word, base = self._stream_words(f"{stream.value}/{offset}")
             keys[row] = word, (base + round_start) % _WORD
-        return mx.array(keys)
+        return keys
+
+    def round_uniforms(self, stream: Stream, round_start: int, count: int) -> mx.array:
+        """One number in [0, 1) for each of the first offsets of the round that starts there.
+
+        `[count] float32`, those of `round_keys`. They are computed for many starts together, since
+        half a dozen operations are much for a few numbers.
+        """
+        known = self._uniforms.get((stream, count))
+        if known is None or not known.first <= round_start < known.first + _STARTS:
+            starts = range(round_start, round_start + _STARTS)
+            keys = [self._round_words(stream, start, range(count)) for start in starts]
+            rows = uniform(mx.array(np.concatenate(keys))).reshape(_STARTS, count)
+            known = self._uniforms[stream, count] = _Uniforms(round_start, rows)
+        return known.rows[round_start - known.first]
 
     def target_noise(self, first: int, count: int, width: int) -> mx.array:
         """Gumbel noise `[count, width]` of the target's draws at the positions from `first` on.

@@ -31,6 +31,14 @@ def _in_blocks(rows: mx.array, padding: float = 0.0) -> mx.array:
     return rows.reshape(count, -1, _BLOCK)
 
 
+def weights(scores: mx.array) -> tuple[mx.array, mx.array | float]:
+    """Weights of rows whose largest entry is 0, in proportion to exp of it, and their sum."""
+    if _adds_in_parts():
+        return mx.softmax(scores, axis=-1), 1.0
+    mass = exp(scores)
+    return mass, total(mass)
+
+
 def total(rows: mx.array) -> mx.array:
     """Sum of each row: `[rows, 1]`."""
     if _adds_in_parts():
@@ -48,11 +56,11 @@ def sums_before(rows: mx.array) -> mx.array:
     return (within + outside[..., None]).reshape(len(rows), -1)[:, : rows.shape[-1]]
 
 
-def smallest_needed(ascending: mx.array, enough: mx.array) -> mx.array:
+def smallest_needed(ascending: mx.array, enough: mx.array | float) -> mx.array:
     """The smallest entry among as few of the largest ones as add up to `enough`: `[rows, 1]`.
 
-    ascending: rows from small to large, not negative; enough: `[rows, 1]`. Entries of 0 are never
-    needed, the largest one always is.
+    ascending: rows from small to large, not negative; enough: `[rows, 1]` or a number. Entries of
+    0 are never needed, the largest one always is.
     """
     if _adds_in_parts():
         block = ascending

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from mlxgen.sampling.chain import SamplerChain, rows_are_usable
+from mlxgen.sampling.chain import SamplerChain
 from mlxgen.sampling.history import History
 from mlxgen.sampling.randomness import Randomness, Stream, uniform
 
@@ -17,11 +17,11 @@ from mlxgen.sampling.randomness import Randomness, Stream, uniform
 @dataclass(frozen=True)
 class TargetDraw:
     """ids: `[rows] int32`; scores: `[rows, width]`, under greedy sampling the logits that the ids
-    were chosen from; usable: scalar bool. All on the device."""
+    were chosen from; tops: `[rows, 1]`, for `rows_are_usable`. All on the device."""
 
     ids: mx.array
     scores: mx.array
-    usable: mx.array
+    tops: mx.array
 
 
 def draw_by_position(
@@ -46,4 +46,4 @@ def draw_by_position(
             coins = uniform(randomness.position_keys(Stream.TARGET_COIN, first_position, rows))
         noise = randomness.target_noise(first_position, rows, chain.width)
         drawn = chain.draw(logits, noise, history, proposals, coins)
-    return TargetDraw(ids=drawn.ids, scores=drawn.rows, usable=rows_are_usable(drawn.tops))
+    return TargetDraw(ids=drawn.ids, scores=drawn.rows, tops=drawn.tops)

@@ -24,7 +24,7 @@ from mlxgen.decoding.steps import PlainStepper
 from mlxgen.decoding.tokens import FinishReason, LogprobRows, Token
 from mlxgen.drafters.proposal import MODEL_DRAFTER, Drafter, LengthPolicy, Proposal
 from mlxgen.errors import NonFiniteError
-from mlxgen.sampling.chain import SamplerChain
+from mlxgen.sampling.chain import SamplerChain, rows_are_usable
 from mlxgen.sampling.history import History
 from mlxgen.sampling.randomness import Randomness
 from mlxgen.speculative.depth import DepthSummary, DraftDepth, FixedDepth
@@ -69,8 +69,8 @@ class _Flight:
         forms, logprobs = self.checked.forms, self.logprobs
         return [
             self.proposal.ids,
-            self.proposal.usable,
-            self.checked.usable,
+            *(() if self.proposal.tops is None else (self.proposal.tops,)),
+            self.checked.tops,
             *self.checked.verdict,
             *(forms or ()),
             *(logprobs.arrays if logprobs else ()),
@@ -253,8 +253,8 @@ class SpeculativeGenerator:
         mx.eval(*flight.arrays)
         cost_ms = 1e3 * (self._clock() - flight.started_s)
         checked, verdict, logprobs = flight.checked, flight.checked.verdict, flight.logprobs
-        self._require_usable("draft", flight.proposal.usable)
-        self._require_usable("target", checked.usable)
+        self._require_usable("draft", flight.proposal.tops)
+        self._require_usable("target", checked.tops)
 
         accepted = int(np.array(verdict.accepted))
         ids = [int(i) for i in np.array(flight.proposal.ids)]
@@ -323,8 +323,8 @@ class SpeculativeGenerator:
         self._target.rewind(length)
         self._drafter.rewind(length)
 
-    def _require_usable(self, role: str, usable: mx.array) -> None:
-        if not usable.item():
+    def _require_usable(self, role: str, tops: mx.array | None) -> None:
+        if tops is not None and not rows_are_usable(tops):
             raise NonFiniteError(role, len(self._history))
 
     def _log_outcomes(self, tested: int, accepted: int, fell_back: bool) -> None:

@@ -82,22 +82,23 @@ def stochastic_hits(p: mx.array, q: mx.array, uniforms: mx.array) -> mx.array:
 
 
 def residual_weights(
-    p: mx.array, q: mx.array, weight: mx.array | float = 1.0
+    p: mx.array, q: mx.array, weight: mx.array | None = None
 ) -> tuple[mx.array, mx.array]:
     """Unnormalised weights of the token after a rejection, and whether they had to be p itself.
 
-    p, q: `[V] float32`; weight: w of block verification, 1 otherwise. Weights are
+    p, q: `[V] float32`; weight: w of block verification, or None for 1. Weights are
     relu(weight p - q), or p where that has no mass to speak of (p and q equal up to rounding) or
     is not finite.
     """
-    residual = mx.maximum(weight * p - q, 0)
+    residual = mx.maximum((p if weight is None else weight * p) - q, 0)
     mass = total(residual[None])[0, 0]
-    fell_back = ~((mass > RESIDUAL_FLOOR) & mx.isfinite(mass))
-    return mx.where(fell_back, p, residual), fell_back
+    # A mass that is NaN is neither.
+    is_enough = (mass > RESIDUAL_FLOOR) & (mass < mx.inf)
+    return mx.where(is_enough, residual, p), ~is_enough
 
 
 def residual_resample(
-    p: mx.array, q: mx.array, noise: mx.array, weight: mx.array | float = 1.0
+    p: mx.array, q: mx.array, noise: mx.array, weight: mx.array | None = None
 ) -> tuple[mx.array, mx.array]:
     """Draw from normalised relu(weight p - q): a scalar int32, and whether p was used instead.
 
@@ -177,7 +178,7 @@ def _with_next_token(
     log_q: mx.array,
     accepted: mx.array,
     noise_at: Callable[[mx.array], mx.array],
-    weight: mx.array | float = 1.0,
+    weight: mx.array | None = None,
 ) -> Verdict:
     """Draw the token behind the accepted prefix: from the residual there, or the bonus from p."""
     k = log_q.shape[0]

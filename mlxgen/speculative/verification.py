@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxgen.drafters.proposal import Proposal
-from mlxgen.sampling.chain import SamplerChain, log_probabilities, rows_are_usable
+from mlxgen.sampling.chain import SamplerChain, log_probabilities
 from mlxgen.sampling.history import History
 from mlxgen.sampling.randomness import Randomness, Stream, gumbel, uniform
 from mlxgen.sampling.target_draw import draw_by_position
@@ -44,11 +44,11 @@ class FormArrays(NamedTuple):
 
 @dataclass(frozen=True)
 class Verification:
-    """A verdict, whether the target's rows were usable (scalar bool), and, when asked for, the
-    closed forms. All on the device."""
+    """A verdict, the target's largest logits (`[k+1, 1]`, for `rows_are_usable`), and, when asked
+    for, the closed forms. All on the device."""
 
     verdict: Verdict
-    usable: mx.array
+    tops: mx.array
     forms: FormArrays | None
 
 
@@ -86,7 +86,7 @@ class Verifier:
                 log_p = log_probabilities(drawn.scores[:-1])
                 forms = _forms(log_p, proposal.log_q, proposal.ids)
         verdict = match_draft_tokens(proposal.ids, drawn.ids)
-        return Verification(verdict, drawn.usable, forms)
+        return Verification(verdict, drawn.tops, forms)
 
     def _judge_by_distribution(
         self, logits: mx.array, history: History, proposal: Proposal
@@ -101,7 +101,7 @@ class Verifier:
             coins = uniform(keys.round_keys(Stream.TARGET_COIN, round_start, offsets))
         scores = chain.scores(logits, history, proposal.ids, coins)
         log_p = log_probabilities(scores.rows)
-        uniforms = uniform(keys.round_keys(Stream.ACCEPT, round_start, offsets[:-1]))
+        uniforms = keys.round_uniforms(Stream.ACCEPT, round_start, rows - 1)
         residual_keys = keys.round_keys(Stream.RESIDUAL, round_start, offsets)
 
         def noise_at(offset: mx.array) -> mx.array:
@@ -112,7 +112,7 @@ class Verifier:
         forms = None
         if self._diagnostics:
             forms = _forms(log_p[:-1], proposal.log_q, proposal.ids)
-        return Verification(verdict, rows_are_usable(scores.tops), forms)
+        return Verification(verdict, scores.tops, forms)
 
 
 def _forms(log_p: mx.array, log_q: mx.array, ids: mx.array) -> FormArrays:
