@@ -84,12 +84,13 @@ def test_pieces_are_the_whole(
 ) -> None:
     mask = "causal" if causal else None
     difference = largest_difference(attention_in_pieces, count, before, heads, size, mask, seed)
-    assert difference < 1e-5
+    # Products of float32 may be rounded to 10 bits on CUDA.
+    assert difference < 5e-3
 
 
 @pytest.mark.parametrize("wrong", [without_cut, without_mask])
 def test_pieces_that_see_too_much_are_told(wrong: Attention) -> None:
-    assert largest_difference(wrong, 5, 7, 4, 64, "causal", 1) > 1e-2
+    assert largest_difference(wrong, 5, 7, 4, 64, "causal", 1) > 0.1
 
 
 def sizes_attended_to(monkeypatch: pytest.MonkeyPatch) -> list[int]:
