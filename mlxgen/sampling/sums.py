@@ -59,24 +59,24 @@ def sums_before(rows: mx.array) -> mx.array:
 def smallest_needed(ascending: mx.array, enough: mx.array | float) -> mx.array:
     """The smallest entry among as few of the largest ones as add up to `enough`: `[rows, 1]`.
 
-    ascending: rows from small to large, not negative; enough: `[rows, 1]` or a number. Entries of
-    0 are never needed, the largest one always is.
+    ascending: rows from small to large, not negative; enough: `[rows, 1]` or a number. The largest
+    entry is always needed; one of 0 is only where `enough` is more than there is, but for rounding.
     """
+    largest = ascending[:, -1:]
     if _adds_in_parts():
-        block = ascending
-        behind = mx.cumsum(block, axis=-1, reverse=True, inclusive=False)
-    else:
-        blocks = _in_blocks(ascending)
-        weights = blocks.sum(axis=-1)
-        behind_blocks = mx.cumsum(weights, axis=-1, reverse=True, inclusive=False)
-        # One block holds it: the first one that is needed at all.
-        unneeded = ((behind_blocks >= enough) | (weights <= 0)).sum(axis=-1, keepdims=True)
-        place = mx.minimum(unneeded, blocks.shape[1] - 1)
-        block = mx.take_along_axis(blocks, place[..., None], axis=1)[:, 0]
-        within = mx.cumsum(block, axis=-1, reverse=True, inclusive=False)
-        behind = within + mx.take_along_axis(behind_blocks, place, axis=-1)
+        behind = mx.cumsum(ascending, axis=-1, reverse=True, inclusive=False)
+        return mx.where(behind < enough, ascending, largest).min(axis=-1, keepdims=True)
+    blocks = _in_blocks(ascending)
+    sums = blocks.sum(axis=-1)
+    behind_blocks = mx.cumsum(sums, axis=-1, reverse=True, inclusive=False)
+    # One block holds it: the first one that is needed at all.
+    unneeded = ((behind_blocks >= enough) | (sums <= 0)).sum(axis=-1, keepdims=True)
+    place = mx.minimum(unneeded, blocks.shape[1] - 1)
+    block = mx.take_along_axis(blocks, place[..., None], axis=1)[:, 0]
+    within = mx.cumsum(block, axis=-1, reverse=True, inclusive=False)
+    behind = within + mx.take_along_axis(behind_blocks, place, axis=-1)
     is_needed = (behind < enough) & (block > 0)
-    return mx.where(is_needed, block, ascending[:, -1:]).min(axis=-1, keepdims=True)
+    return mx.where(is_needed, block, largest).min(axis=-1, keepdims=True)
 
 
 def log_sum_exp(rows: mx.array) -> mx.array:

@@ -182,11 +182,11 @@ def _with_next_token(
 ) -> Verdict:
     """Draw the token behind the accepted prefix: from the residual there, or the bonus from p."""
     k = log_q.shape[0]
-    p_row = exp(log_p[accepted])
+    p_row, was_cut = exp(log_p[accepted]), accepted < k
     # Behind the last proposal q is nothing, and the residual is p: the bonus token.
-    q_row = mx.where(accepted < k, exp(log_q[mx.minimum(accepted, k - 1)]), 0)
+    q_row = mx.where(was_cut, exp(log_q[mx.minimum(accepted, k - 1)]), 0)
     next_id, fell_back = residual_resample(p_row, q_row, noise_at(accepted), weight)
-    return Verdict(accepted, next_id, fell_back & (accepted < k))
+    return Verdict(accepted, next_id, fell_back & was_cut)
 
 
 def verify_draft_tokens(
