@@ -263,6 +263,90 @@ def test_the_same_comparison_rejects_rows_kept_for_other_positions() -> None:
     assert first_noise_that_differs(KeepsByRow(5), [(0, 4, 6), (1, 2, 6)]) == (1, 2, 6)
 
 
+ROUNDS = st.lists(
+    st.tuples(
+        st.integers(0, 8), st.integers(1, 4), st.sampled_from([Stream.TARGET, Stream.RESIDUAL])
+    ),
+    max_size=8,
+)
+
+
+def first_round_that_differs(
+    randomness: Randomness, rounds: list[tuple[int, int, Stream]]
+) -> tuple[int, int, Stream] | None:
+    """The first of these rounds that draws with other noise than that of its keys.
+
+    A round is where it starts, how much it drafts, and what is drawn from besides.
+    """
+    width = 6
+    for start, k, beside in rounds:
+        keys = Randomness(randomness.seed)
+        drafted = randomness.draft_noise(start, k, width, beside=beside)
+        pairs = [(drafted, gumbel(keys.round_keys(Stream.DRAFT, start, range(k)), width))]
+        if beside is Stream.TARGET:
+            noise = randomness.target_noise(start, k + 1, width)
+            pairs += [(noise, gumbel(keys.position_keys(beside, start, k + 1), width))]
+        else:
+            noise_at = randomness.residual_noise(start, k + 1, width)
+            rows = gumbel(keys.round_keys(beside, start, range(k + 1)), width)
+            pairs += [(noise_at(mx.array(i)), rows[i]) for i in range(k + 1)]
+        if not all(mx.array_equal(found, expected) for found, expected in pairs):
+            return start, k, beside
+    return None
+
+
+@pytest.mark.parametrize("one_by_one", [True, False])
+@given(rounds=ROUNDS)
+def test_noise_of_a_round_is_that_of_its_keys_however_it_is_made(
+    one_by_one: bool, rounds: list[tuple[int, int, Stream]]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mlxgen.sampling.randomness.computes_one_by_one", lambda: one_by_one)
+        assert first_round_that_differs(Randomness(5), rounds) is None
+
+
+def test_noise_kept_from_another_round_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlxgen.sampling.randomness.computes_one_by_one", lambda: False)
+
+    class Stale(Randomness):
+        def draft_noise(self, round_start: int, k: int, width: int, *, beside: Stream) -> mx.array:
+            before = self._residual
+            noise = super().draft_noise(round_start, k, width, beside=beside)
+            if before[0] >= 0:
+                self._residual = round_start, before[1]
+            return noise
+
+    rounds = [(1, 3, Stream.RESIDUAL), (3, 3, Stream.RESIDUAL)]
+    assert first_round_that_differs(Randomness(5), rounds) is None
+    assert first_round_that_differs(Stale(5), rounds) == rounds[1]
+
+
+@pytest.mark.parametrize("one_by_one", [True, False])
+def test_noise_of_a_round_is_made_at_once_where_operations_cost(
+    one_by_one: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def counted(keys: mx.array, width: int) -> mx.array:
+        calls.append(len(keys))
+        return gumbel(keys, width)
+
+    monkeypatch.setattr("mlxgen.sampling.randomness.computes_one_by_one", lambda: one_by_one)
+    monkeypatch.setattr("mlxgen.sampling.randomness.gumbel", counted)
+    randomness = Randomness(5)
+    randomness.draft_noise(7, 4, 6, beside=Stream.TARGET)
+    randomness.target_noise(7, 5, 6)
+    assert calls == ([4, 5] if one_by_one else [9])
+    calls.clear()
+    randomness.draft_noise(9, 4, 6, beside=Stream.RESIDUAL)
+    randomness.residual_noise(9, 5, 6)(mx.array(2))
+    assert calls == ([4, 1] if one_by_one else [9])
+    calls.clear()
+    # Of the three rows for positions 9 to 11 that the first round left, none is made again.
+    randomness.draft_noise(9, 4, 6, beside=Stream.TARGET)
+    assert calls == ([4] if one_by_one else [4 + 2])
+
+
 def test_noise_depends_on_the_width_of_the_row() -> None:
     """Why both sides of a comparison draw at the target's width."""
     keys = Randomness(1).position_keys(Stream.TARGET, 0, 1)

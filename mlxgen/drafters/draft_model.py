@@ -8,7 +8,7 @@ from mlxgen.cache.cached_model import CachedModel
 from mlxgen.drafters.proposal import MODEL_DRAFTER, LengthPolicy, Proposal, one_hot_log
 from mlxgen.sampling.chain import Draws, SamplerChain, log_probabilities
 from mlxgen.sampling.history import History, IntArray
-from mlxgen.sampling.randomness import Randomness, Stream, gumbel, uniform
+from mlxgen.sampling.randomness import Randomness, Stream, uniform
 
 _REPLAYED_TOKENS = 2
 
@@ -77,9 +77,11 @@ class DraftModel:
         coins: list[mx.array | None] = [None] * k
         if not greedy:
             if coupled:
-                noise = self._randomness.target_noise(len(history), k, chain.width)
+                # With that of the target's last row, which takes no operation more.
+                noise = self._randomness.target_noise(len(history), k + 1, chain.width)[:k]
             else:
-                noise = gumbel(self._keys(Stream.DRAFT, history, k), chain.width)
+                beside = Stream.RESIDUAL if want_distribution else Stream.TARGET
+                noise = self._randomness.draft_noise(len(history), k, chain.width, beside=beside)
             noises = [*mx.split(noise, k)]
             if chain.tosses_coins:
                 stream = Stream.TARGET_COIN if coupled else Stream.DRAFT_COIN

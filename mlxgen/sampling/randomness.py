@@ -14,6 +14,7 @@ to the second. Two rules decide what is keyed by what (docs/speculative-acceptan
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from mlxgen.sampling.elementary import log1p
+from mlxgen.sampling.elementary import computes_one_by_one, log1p
 
 KeyArray = npt.NDArray[np.uint32]
 
@@ -61,6 +62,7 @@ class Randomness:
         self.seed = seed
         self._words: dict[str, tuple[int, int]] = {}
         self._first_noisy, self._noise = 0, mx.zeros((0, 0))
+        self._residual: tuple[int, mx.array] = (-1, mx.zeros((0, 0)))
         self._uniforms: dict[tuple[Stream, int], _Uniforms] = {}
 
     def _stream_words(self, name: str) -> tuple[int, int]:
@@ -73,11 +75,14 @@ class Randomness:
 
     def position_keys(self, stream: Stream, first: int, count: int) -> mx.array:
         """Keys `[count, 2]` of the absolute positions `first .. first + count - 1`."""
+        return mx.array(self._position_words(stream, first, count))
+
+    def _position_words(self, stream: Stream, first: int, count: int) -> KeyArray:
         word, base = self._stream_words(stream.value)
         keys = np.empty((count, 2), dtype=np.uint32)
         keys[:, 0] = word
         keys[:, 1] = (np.arange(first, first + count, dtype=np.uint64) + base) % _WORD
-        return mx.array(keys)
+        return keys
 
     def round_keys(self, stream: Stream, round_start: int, offsets: range) -> mx.array:
         """Keys `[len(offsets), 2]` of the given offsets in the round that starts there."""
@@ -104,25 +109,67 @@ class Randomness:
             known = self._uniforms[stream, count] = _Uniforms(round_start, rows)
         return known.rows[round_start - known.first]
 
+    def draft_noise(self, round_start: int, k: int, width: int, *, beside: Stream) -> mx.array:
+        """Gumbel noise `[k, width]` of the draft's own draws in the round that starts there.
+
+        beside: what the round will draw from besides, TARGET or RESIDUAL. Where it is operations
+        that cost, and not rows, that noise is made along with the draft's and kept.
+        """
+        drafted = self._round_words(Stream.DRAFT, round_start, range(k))
+        if computes_one_by_one():
+            return gumbel(mx.array(drafted), width)
+        kept = mx.zeros((0, width))
+        if beside is Stream.TARGET:
+            kept = self._kept_noise(round_start, k + 1, width)
+            known = len(kept)
+            along = self._position_words(Stream.TARGET, round_start + known, k + 1 - known)
+        else:
+            along = self._round_words(Stream.RESIDUAL, round_start, range(k + 1))
+        rows = gumbel(mx.array(np.concatenate([drafted, along])), width)
+        if beside is Stream.TARGET:
+            self._keep_noise(round_start, kept, rows[k:])
+        else:
+            self._residual = round_start, rows[k:]
+        return rows[:k]
+
+    def residual_noise(
+        self, round_start: int, count: int, width: int
+    ) -> Callable[[mx.array], mx.array]:
+        """Gumbel noise `[width]` of the draw behind a rejection or a whole block, by its offset.
+
+        offset: scalar int32 below count, on the device.
+        """
+        start, rows = self._residual
+        if start == round_start and rows.shape == (count, width):
+            return lambda offset: rows[offset]
+        keys = self.round_keys(Stream.RESIDUAL, round_start, range(count))
+        return lambda offset: gumbel(keys[offset][None], width)[0]
+
     def target_noise(self, first: int, count: int, width: int) -> mx.array:
         """Gumbel noise `[count, width]` of the target's draws at the positions from `first` on.
 
         Rounds overlap where proposals were rejected, and a coupled draft meets the same noise as
         the target, so the rows of the newest call are kept and not computed again.
         """
-        skipped = first - self._first_noisy
-        kept = self._noise[:0]
-        if width == self._noise.shape[1] and skipped >= 0:
-            kept = self._noise[skipped : skipped + count]
+        kept = self._kept_noise(first, count, width)
         known = len(kept)
+        rows = kept[:0]
         if known < count:
             keys = self.position_keys(Stream.TARGET, first + known, count - known)
             rows = gumbel(keys, width)
-            self._noise = mx.concatenate([kept, rows]) if known else rows
-        else:
-            self._noise = kept
-        self._first_noisy = first
+        self._keep_noise(first, kept, rows)
         return self._noise
+
+    def _kept_noise(self, first: int, count: int, width: int) -> mx.array:
+        skipped = first - self._first_noisy
+        if width != self._noise.shape[1] or skipped < 0:
+            return mx.zeros((0, width))
+        return self._noise[skipped : skipped + count]
+
+    def _keep_noise(self, first: int, kept: mx.array, rows: mx.array) -> None:
+        self._first_noisy = first
+        parts = [part for part in (kept, rows) if len(part)]
+        self._noise = mx.concatenate(parts) if len(parts) > 1 else parts[0]
 
 
 def uniform(keys: mx.array) -> mx.array:

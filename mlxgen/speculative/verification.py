@@ -14,7 +14,7 @@ import numpy as np
 from mlxgen.drafters.proposal import Proposal
 from mlxgen.sampling.chain import SamplerChain, log_probabilities
 from mlxgen.sampling.history import History
-from mlxgen.sampling.randomness import Randomness, Stream, gumbel, uniform
+from mlxgen.sampling.randomness import Randomness, Stream, uniform
 from mlxgen.sampling.target_draw import draw_by_position
 from mlxgen.speculative import closed_forms, selection
 from mlxgen.speculative.rules import (
@@ -102,11 +102,7 @@ class Verifier:
         scores = chain.scores(logits, history, proposal.ids, coins)
         log_p = log_probabilities(scores.rows)
         uniforms = keys.round_uniforms(Stream.ACCEPT, round_start, rows - 1)
-        residual_keys = keys.round_keys(Stream.RESIDUAL, round_start, offsets)
-
-        def noise_at(offset: mx.array) -> mx.array:
-            return gumbel(residual_keys[offset][None], chain.width)[0]
-
+        noise_at = keys.residual_noise(round_start, rows, chain.width)
         verify = verify_draft_block if self.rule is selection.BLOCK else verify_draft_tokens
         verdict = verify(log_p, proposal.log_q, proposal.ids, uniforms, noise_at)
         forms = None
