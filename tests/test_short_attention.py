@@ -107,28 +107,35 @@ def sizes_attended_to(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("count", "size", "mask", "expected"),
+    ("count", "length", "size", "mask", "expected"),
     [
-        (1, 64, None, [1]),
-        (3, 64, "causal", [3]),
-        (4, 64, "causal", [3, 1]),
-        (8, 96, "causal", [3, 3, 2]),
-        (12, 128, "causal", [3, 3, 3, 3]),
-        (13, 64, "causal", [13]),
-        (5, 80, "causal", [5]),
-        (5, 64, None, [5]),
+        (1, 5, 64, None, [1]),
+        (3, 7, 64, "causal", [3]),
+        (4, 8, 64, "causal", [3, 1]),
+        (8, 8, 96, "causal", [3, 3, 2]),
+        (12, 4096, 128, "causal", [3, 3, 3, 3]),
+        (12, 4097, 128, "causal", [12]),
+        (5, 20000, 64, "causal", [3, 2]),
+        (13, 20, 64, "causal", [13]),
+        (5, 9, 80, "causal", [5]),
+        (5, 9, 64, None, [5]),
     ],
     ids=str,
 )
 def test_which_attention_goes_in_pieces(
-    monkeypatch: pytest.MonkeyPatch, count: int, size: int, mask: Any, expected: list[int]
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    length: int,
+    size: int,
+    mask: Any,
+    expected: list[int],
 ) -> None:
     sizes = sizes_attended_to(monkeypatch)
-    queries, keys = mx.zeros((1, 2, count, size)), mx.zeros((1, 2, count + 4, size))
+    queries, keys = mx.zeros((1, 2, count, size)), mx.zeros((1, 2, length, size))
     attention_in_pieces(queries, keys, keys, mask=mask, scale=1.0)
     assert sizes == expected
     sizes.clear()
-    attention_in_pieces(queries, keys, keys, mask=mx.ones((count, count + 4)) > 0, scale=1.0)
+    attention_in_pieces(queries, keys, keys, mask=mx.ones((count, length)) > 0, scale=1.0)
     assert sizes == [count], "a mask of its own"
 
 
