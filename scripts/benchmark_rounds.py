@@ -4,11 +4,12 @@
     python scripts/benchmark_rounds.py --pair 8b-1b --bits 4 --rounds 6 --cycles 40
 
 The floor of a round is its k draft forwards and its verification of width k + 1, dispatched back to
-back with one synchronisation and nothing sampled. A cycle runs a burst of rounds of every arm, in
-turn, so that a machine whose speed drifts within seconds slows all of them alike. The time of a
-burst is the median of its rounds; ratios are taken within a cycle and printed as their median and
-quartiles. The last line of stdout is one JSON document. Pairs other than `default` have random
-weights: they say what a round costs, not what it brings.
+back with one synchronisation and nothing sampled, as MLX runs them; an arm of its own has them as
+mlxgen runs them, which on CUDA is another way (docs/cuda.md). A cycle runs a burst of rounds of
+every arm, in turn, so that a machine whose speed drifts within seconds slows all of them alike. The
+time of a burst is the median of its rounds; ratios are taken within a cycle and printed as their
+median and quartiles. The last line of stdout is one JSON document. Pairs other than `default` have
+random weights: they say what a round costs, not what it brings.
 
 mlx-lm's arms run in a process of their own, with the same weights: what mlxgen sets up for a
 process, its BLAS on a CPU and MLX's settings on CUDA, must not help or harm them.
@@ -25,7 +26,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import partial
 from importlib import metadata
 from itertools import pairwise
@@ -42,7 +43,8 @@ from mlx_lm.sample_utils import make_sampler
 from mlxgen.backend import blas
 from mlxgen.backend.cuda import lacks_block_attention, prepare_cuda
 from mlxgen.cache.cached_model import CachedModel
-from mlxgen.cache.wide_blocks import lengths_to_fill_up
+from mlxgen.cache.short_attention import short_attention
+from mlxgen.cache.wide_blocks import WIDE_TOKENS, lengths_to_fill_up
 from mlxgen.config import AcceptRule, SamplingConfig
 from mlxgen.decoding.plain import PlainGenerator
 from mlxgen.drafters.draft_model import DraftModel
@@ -145,10 +147,13 @@ class Bench:
         self._target, self._draft, self._width, self._k = target, draft, width, k
         self._prompt = [i % width for i in PROMPT]
 
-    def floor(self) -> Burst:
-        """Forwards of a round and nothing else."""
+    def floor(self, *, as_mlxgen: bool = False) -> Burst:
+        """Forwards of a round and nothing else, as MLX runs them or as mlxgen does on CUDA."""
         target_cache, draft_cache = self._caches(self._target), self._caches(self._draft)
-        one, block = mx.array([[5]]), mx.array([[5] * (self._k + 1)])
+        width, in_pieces = self._k + 1, as_mlxgen and lacks_block_attention()
+        if as_mlxgen and width in lengths_to_fill_up(self._target):
+            width = WIDE_TOKENS
+        one, block = mx.array([[5]]), mx.array([[5] * width])
         length = len(self._prompt) - 1
 
         def burst(rounds: int) -> list[float]:
@@ -162,10 +167,12 @@ class Bench:
                     logits = self._draft(one, cache=draft_cache)
                     mx.async_eval(logits)
                     outputs.append(logits)
-                mx.eval(self._target(block, cache=target_cache), *outputs)
+                with short_attention() if in_pieces else nullcontext():
+                    outputs.append(self._target(block, cache=target_cache))
+                mx.eval(*outputs)
                 times.append(1e3 * (time.perf_counter() - started_s))
                 # One token of each round stays.
-                trim_prompt_cache(target_cache, self._k)
+                trim_prompt_cache(target_cache, width - 1)
                 trim_prompt_cache(draft_cache, self._k - 1)
             length += _growth(rounds)
             return times[_SETTLING:]
@@ -318,6 +325,7 @@ PURE = SamplingConfig(temperature=0.7)
 SAMPLED = SamplingConfig(temperature=0.7, top_p=0.9)
 OWN_ARMS: dict[str, Callable[[Bench], Burst]] = {
     FLOOR: lambda bench: bench.floor(),
+    "floor as mlxgen runs it": lambda bench: bench.floor(as_mlxgen=True),
     "plain T=0": lambda bench: bench.plain(GREEDY),
     "plain T=0.7 top-p 0.9": lambda bench: bench.plain(SAMPLED),
     "round T=0": lambda bench: bench.speculative(GREEDY, AcceptRule.SAMPLER_MATCH, False),
