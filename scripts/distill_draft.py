@@ -27,8 +27,8 @@ interruption, the same command with `--init RUN`, and without --new-schedule and
 goes on at the last one. The corpus is not kept:
 it is written again from --seed. One run trains one draft.
 
-The published draft was trained on NVIDIA H200s in two runs, the second on a fresh corpus and with
-wider MLPs. They were ended by a clock; in steps and tokens they come to
+The published draft was trained on NVIDIA H200s in three runs, each on a fresh corpus, the second
+with wider MLPs. They were ended by a clock; in steps and tokens they come to
 
     python scripts/distill_draft.py train --target TARGET --out RUN1 --mlp-size 768 --bits 5 \\
         --steps 12761 --learning-rate 2.2e-3 --corpus-tokens 27262976 --long-share 0.154
@@ -36,11 +36,17 @@ wider MLPs. They were ended by a clock; in steps and tokens they come to
         --widen-mlp-to 1280 --bits 5 --seed 20 --steps 38175 --warmup-steps 100 \\
         --learning-rate 1.8e-3 --tv-from-share 0.03 --tv-full-share 0.25 \\
         --round-from-share 0.45 --corpus-tokens 54525952 --long-share 0.154
-    python scripts/distill_draft.py export --draft RUN2 --tokenizer TARGET --out DRAFT --bits 5
+    python scripts/distill_draft.py train --target TARGET --out RUN3 --init RUN2 --new-schedule \\
+        --bits 5 --seed 50 --steps 15104 --warmup-steps 150 --learning-rate 5e-4 \\
+        --tv-from-share 0 --tv-full-share 0 --round-from-share 0 --corpus-tokens 79691776 \\
+        --long-share 0.158
+    python scripts/distill_draft.py export --draft RUN3 --tokenizer TARGET --out DRAFT --bits 5
 
-where the second run's corpus was written on two GPUs at once, with a seed each. Its training took
-1,071 s. GPU memory: two bytes times the target's hidden size for each token of the corpus (63 GB
-for 54M tokens of SmolLM2-135M) and its key/value cache for --rows-per-round rows (23 KB a token).
+but the third drew its prompts in another way, and its final norm was scaled before the export (the
+draft's README says how). The second one's corpus was written on two GPUs at once, with a seed each.
+Training took 1,071 s in the second run and 403 in the third. GPU memory: two bytes times the
+target's hidden size for each token of the corpus (92 GB for 80M tokens of SmolLM2-135M) and its
+key/value cache for --rows-per-round rows (23 KB a token).
 """
 
 from __future__ import annotations
