@@ -13,11 +13,14 @@ import pytest
 from mlxgen.cache import caches as cache_ops
 from mlxgen.cache.cached_model import CachedModel
 from mlxgen.config import MLX_LM_ORDER, AcceptRule, CacheConfig, SamplingConfig
+from mlxgen.decoding import steps
 from mlxgen.decoding.tokens import FinishReason
 from mlxgen.drafters.draft_model import DraftModel
 from mlxgen.errors import NonFiniteError, PairError
+from mlxgen.sampling.chain import rows_are_usable
 from mlxgen.sampling.randomness import Randomness, Stream
 from mlxgen.sampling.target_draw import draw_by_position
+from mlxgen.speculative import loop
 from mlxgen.speculative.loop import Round
 from tests.fixtures.model_directories import LlamaShape, Vocabulary, successor_table
 from tests.fixtures.runs import (
@@ -178,16 +181,16 @@ def test_no_key_serves_two_draws_of_a_run(
 
         monkeypatch.setattr(Randomness, name, record)
 
-    uniforms, keys_of = Randomness.round_uniforms, Randomness.round_keys
+    uniforms, keys_of = Randomness.accept_uniforms, Randomness.round_keys
 
-    def of_round(self: Randomness, stream: Stream, start: int, count: int) -> mx.array:
-        made = np.array(keys_of(self, stream, start, range(count)))
+    def of_round(self: Randomness, start: int, count: int) -> mx.array:
+        made = np.array(keys_of(self, Stream.ACCEPT, start, range(count)))
         keys.extend((int(first), int(second)) for first, second in made)
-        return uniforms(self, stream, start, count)
+        return uniforms(self, start, count)
 
     kept("position_keys")
     kept("round_keys")
-    monkeypatch.setattr(Randomness, "round_uniforms", of_round)
+    monkeypatch.setattr(Randomness, "accept_uniforms", of_round)
     sampling = SamplingConfig(temperature=0.9, xtc_probability=0.5)
     settings = Settings(sampling=sampling, rule=rule, k=3)
     settings.speculative(models.llama(1), draft_of(models, "sometimes")).ids(60)
@@ -673,6 +676,87 @@ def test_a_damaged_model_ends_the_run_with_its_role_and_step(
     assert len(begun) == (role == "draft")
     assert raised.value.step == len(settings.prompt) + len(begun)
     assert begun == settings.plain_ids(sound, 20)[: len(begun)]
+
+
+class Spoiled:
+    """A model whose logits behind one token of the text are no numbers, and that notes which rows
+    were asked of it in every forward of a few tokens."""
+
+    def __init__(self, model: Any, at: int = -1) -> None:
+        self._model = model
+        self._at = at
+        self.rows: list[range] = []
+
+    def __call__(self, ids: mx.array, cache: list[Any]) -> mx.array:
+        first = cache[0].offset
+        self.rows.append(range(first, first + ids.shape[1]))
+        logits = self._model(ids, cache=cache)
+        is_spoiled = mx.arange(first, first + ids.shape[1]) == self._at
+        return mx.where(is_spoiled[None, :, None], mx.nan, logits)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "rule"),
+    [
+        (SamplingConfig(), AcceptRule.SAMPLER_MATCH),
+        *[(SamplingConfig(temperature=0.9, top_p=0.9), rule) for rule in AcceptRule],
+    ],
+    ids=["greedy", *[rule.value for rule in AcceptRule]],
+)
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_no_row_that_is_drawn_from_may_be_spoiled(
+    models: ModelStore, sampling: SamplingConfig, rule: AcceptRule, role: str
+) -> None:
+    """Wherever in a block it is: the first and last proposal, the bonus row behind them."""
+    model = models.llama(1)
+    settings = Settings(sampling=sampling, rule=rule, k=3)
+
+    def run(at: int) -> tuple[Speculation, Spoiled]:
+        spoiled = Spoiled(model, at)
+        pair = (spoiled, model) if role == "target" else (model, spoiled)
+        return settings.speculative(*pair), spoiled
+
+    sound, watched = run(-1)
+    before = len(watched.rows)
+    assert len(sound.ids(13)) == 13
+    # A draft's forward of two tokens draws from the second row alone.
+    drawn_from = [at for rows in watched.rows[before:] for at in rows[role == "draft" and -1 :]]
+    assert len(set(drawn_from)) > 8
+    for at in drawn_from:
+        with pytest.raises(NonFiniteError, match=f"the {role} model"):
+            run(at)[0].ids(13)
+
+
+@pytest.mark.parametrize("sampling", [SamplingConfig(), SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_round_looks_at_nothing_that_it_has_not_waited_for(
+    models: ModelStore, monkeypatch: pytest.MonkeyPatch, sampling: SamplingConfig, rule: AcceptRule
+) -> None:
+    """Reading what was not evaluated is another synchronisation."""
+    evaluated: list[mx.array] = []
+    looked_at: list[mx.array] = []
+
+    def evaluate(*arrays: mx.array) -> None:
+        evaluated.extend(arrays)
+        mx.async_eval(*arrays)
+        mx.synchronize()
+
+    def usable(tops: mx.array) -> bool:
+        looked_at.append(tops)
+        return rows_are_usable(tops)
+
+    for module in (loop, steps):
+        monkeypatch.setattr(module, "rows_are_usable", usable)
+    monkeypatch.setattr(mx, "eval", evaluate)
+    settings = Settings(sampling=sampling, rule=rule)
+    settings.speculative(models.llama(1), draft_of(models, "sometimes")).ids(20)
+    settings.plain_ids(models.llama(1), 5)
+    known = {id(array) for array in evaluated}
+    assert len(looked_at) > 15
+    assert all(id(tops) in known for tops in looked_at)
 
 
 def test_a_damaged_model_ends_plain_decoding(models: ModelStore) -> None:

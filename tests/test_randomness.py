@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mlxgen.config import MAX_SEED
@@ -88,49 +89,43 @@ def test_same_position_in_another_round_has_another_key() -> None:
 
 
 CALLS = st.lists(
-    st.tuples(
-        st.sampled_from([Stream.ACCEPT, Stream.TARGET_COIN]),
-        st.integers(0, 200) | st.integers(2**32 - 70, 2**32 + 70),
-        st.integers(1, 4),
-    ),
+    st.tuples(st.integers(0, 200) | st.integers(2**32 - 70, 2**32 + 70), st.integers(1, 4)),
     min_size=1,
     max_size=8,
 )
 
 
-def are_those_of_the_keys(
-    uniforms: Callable[..., mx.array], calls: list[tuple[Stream, int, int]]
-) -> bool:
+def are_those_of_the_keys(uniforms: Callable[..., mx.array], calls: list[tuple[int, int]]) -> bool:
     """Whether all of these calls, one after the other, give the uniforms of the keys."""
     keys = Randomness(11)
     return all(
         mx.array_equal(
-            uniforms(keys, stream, start, count),
-            uniform(keys.round_keys(stream, start, range(count))),
+            uniforms(keys, start, count),
+            uniform(keys.round_keys(Stream.ACCEPT, start, range(count))),
         )
-        for stream, start, count in calls
+        for start, count in calls
     )
 
 
 @settings(deadline=None)
 @given(calls=CALLS)
-def test_uniforms_made_for_many_rounds_are_those_of_each(
-    calls: list[tuple[Stream, int, int]],
-) -> None:
-    assert are_those_of_the_keys(Randomness.round_uniforms, calls)
+@example(calls=[(5, 3), (68, 3), (5, 3), (69, 3)])
+@example(calls=[(5, 3), (4, 3)])
+def test_uniforms_made_for_many_rounds_are_those_of_each(calls: list[tuple[int, int]]) -> None:
+    assert are_those_of_the_keys(Randomness.accept_uniforms, calls)
 
 
 @pytest.mark.parametrize("wrong", ["another start", "what was asked first"])
 def test_uniforms_of_other_rounds_are_told(wrong: str) -> None:
     first: dict[int, mx.array] = {}
 
-    def wrongly(keys: Randomness, stream: Stream, start: int, count: int) -> mx.array:
+    def wrongly(keys: Randomness, start: int, count: int) -> mx.array:
         if wrong == "another start":
-            return keys.round_uniforms(stream, start + 1, count)
-        return first.setdefault(count, keys.round_uniforms(stream, start, count))
+            return keys.accept_uniforms(start + 1, count)
+        return first.setdefault(count, keys.accept_uniforms(start, count))
 
-    calls = [(Stream.ACCEPT, 5, 3), (Stream.ACCEPT, 8, 3), (Stream.ACCEPT, 80, 3)]
-    assert are_those_of_the_keys(Randomness.round_uniforms, calls)
+    calls = [(5, 3), (8, 3), (80, 3)]
+    assert are_those_of_the_keys(Randomness.accept_uniforms, calls)
     assert not are_those_of_the_keys(wrongly, calls)
 
 
@@ -263,26 +258,39 @@ def test_the_same_comparison_rejects_rows_kept_for_other_positions() -> None:
     assert first_noise_that_differs(KeepsByRow(5), [(0, 4, 6), (1, 2, 6)]) == (1, 2, 6)
 
 
+class NoisyRound(NamedTuple):
+    """Where a round starts, how much it drafts, what is drawn from besides, how wide rows are, and
+    whether the draft draws with noise at all: a prompt lookup does not."""
+
+    start: int
+    k: int
+    beside: Stream
+    width: int = 6
+    drafts: bool = True
+
+
 ROUNDS = st.lists(
-    st.tuples(
-        st.integers(0, 8), st.integers(1, 4), st.sampled_from([Stream.TARGET, Stream.RESIDUAL])
+    st.builds(
+        NoisyRound,
+        st.integers(0, 8),
+        st.integers(1, 4),
+        st.sampled_from([Stream.TARGET, Stream.RESIDUAL]),
+        st.sampled_from([6, 6, 9]),
+        st.booleans(),
     ),
     max_size=8,
 )
 
 
-def first_round_that_differs(
-    randomness: Randomness, rounds: list[tuple[int, int, Stream]]
-) -> tuple[int, int, Stream] | None:
-    """The first of these rounds that draws with other noise than that of its keys.
-
-    A round is where it starts, how much it drafts, and what is drawn from besides.
-    """
-    width = 6
-    for start, k, beside in rounds:
+def first_round_that_differs(randomness: Randomness, rounds: list[NoisyRound]) -> NoisyRound | None:
+    """The first of these rounds that draws with other noise than that of its keys."""
+    for noisy in rounds:
+        start, k, beside, width, drafts = noisy
         keys = Randomness(randomness.seed)
-        drafted = randomness.draft_noise(start, k, width, beside=beside)
-        pairs = [(drafted, gumbel(keys.round_keys(Stream.DRAFT, start, range(k)), width))]
+        pairs = []
+        if drafts:
+            drafted = randomness.draft_noise(start, k, width, beside=beside)
+            pairs = [(drafted, gumbel(keys.round_keys(Stream.DRAFT, start, range(k)), width))]
         if beside is Stream.TARGET:
             noise = randomness.target_noise(start, k + 1, width)
             pairs += [(noise, gumbel(keys.position_keys(beside, start, k + 1), width))]
@@ -291,14 +299,24 @@ def first_round_that_differs(
             rows = gumbel(keys.round_keys(beside, start, range(k + 1)), width)
             pairs += [(noise_at(mx.array(i)), rows[i]) for i in range(k + 1)]
         if not all(mx.array_equal(found, expected) for found, expected in pairs):
-            return start, k, beside
+            return noisy
     return None
 
 
 @pytest.mark.parametrize("one_by_one", [True, False])
+@settings(deadline=None)
 @given(rounds=ROUNDS)
+@example(
+    rounds=[NoisyRound(1, 3, Stream.RESIDUAL), NoisyRound(2, 3, Stream.RESIDUAL, drafts=False)]
+)
+@example(
+    rounds=[NoisyRound(1, 3, Stream.RESIDUAL), NoisyRound(1, 2, Stream.RESIDUAL, drafts=False)]
+)
+@example(
+    rounds=[NoisyRound(1, 3, Stream.RESIDUAL), NoisyRound(1, 3, Stream.RESIDUAL, 9, drafts=False)]
+)
 def test_noise_of_a_round_is_that_of_its_keys_however_it_is_made(
-    one_by_one: bool, rounds: list[tuple[int, int, Stream]]
+    one_by_one: bool, rounds: list[NoisyRound]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mlxgen.sampling.randomness.computes_one_by_one", lambda: one_by_one)
@@ -316,7 +334,7 @@ def test_noise_kept_from_another_round_is_told(monkeypatch: pytest.MonkeyPatch) 
                 self._residual = round_start, before[1]
             return noise
 
-    rounds = [(1, 3, Stream.RESIDUAL), (3, 3, Stream.RESIDUAL)]
+    rounds = [NoisyRound(1, 3, Stream.RESIDUAL), NoisyRound(3, 3, Stream.RESIDUAL)]
     assert first_round_that_differs(Randomness(5), rounds) is None
     assert first_round_that_differs(Stale(5), rounds) == rounds[1]
 

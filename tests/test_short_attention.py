@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 from mlxgen import memory
 from mlxgen.backend import cuda
 from mlxgen.cache import short_attention
-from mlxgen.cache.short_attention import attention_in_pieces
+from mlxgen.cache.short_attention import Attention, attention_in_pieces
 from mlxgen.config import AcceptRule, CacheConfig, SamplingConfig
 from tests.fixtures.model_directories import LlamaShape
 from tests.fixtures.runs import ModelStore, Settings
 
 WHOLE = mx.fast.scaled_dot_product_attention
 WIDE_HEADS = LlamaShape(head_dim=64)
-Attention = Callable[..., mx.array]
 
 
 def without_cut(
@@ -83,7 +82,8 @@ def test_pieces_are_the_whole(
     count: int, before: int, heads: int, size: int, causal: bool, seed: int
 ) -> None:
     mask = "causal" if causal else None
-    difference = largest_difference(attention_in_pieces, count, before, heads, size, mask, seed)
+    pieces = partial(attention_in_pieces, WHOLE)
+    difference = largest_difference(pieces, count, before, heads, size, mask, seed)
     # Products of float32 may be rounded to 10 bits on CUDA.
     assert difference < 5e-3
 
@@ -102,7 +102,6 @@ def sizes_attended_to(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return WHOLE(queries, *others, **options)
 
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", noted)
-    monkeypatch.setattr(short_attention, "_attention", noted)
     return sizes
 
 
@@ -132,11 +131,17 @@ def test_which_attention_goes_in_pieces(
 ) -> None:
     sizes = sizes_attended_to(monkeypatch)
     queries, keys = mx.zeros((1, 2, count, size)), mx.zeros((1, 2, length, size))
-    attention_in_pieces(queries, keys, keys, mask=mask, scale=1.0)
-    assert sizes == expected
-    sizes.clear()
-    attention_in_pieces(queries, keys, keys, mask=mx.ones((count, length)) > 0, scale=1.0)
-    assert sizes == [count], "a mask of its own"
+    with short_attention.short_attention():
+        mx.fast.scaled_dot_product_attention(q=queries, k=keys, v=keys, mask=mask, scale=1.0)
+        assert sizes == expected
+        sizes.clear()
+        own = mx.ones((count, length)) > 0
+        mx.fast.scaled_dot_product_attention(queries, keys, keys, mask=own, scale=1.0)
+        assert sizes == [count], "a mask of its own"
+        sizes.clear()
+        narrow = mx.zeros((1, 2, length, 32))
+        mx.fast.scaled_dot_product_attention(queries, keys, narrow, mask=mask, scale=1.0)
+        assert sizes == [count], "values of another size than the keys"
 
 
 @pytest.mark.parametrize("rule", AcceptRule)
@@ -165,6 +170,11 @@ def test_mlx_has_its_own_attention_back(
     target = Settings(attends_in_pieces=True).cached(models.llama(1, shape=WIDE_HEADS), "target")
     target.forward(mx.array([1, 2, 3, 4, 5]))
     assert mx.fast.scaled_dot_product_attention is WHOLE
+    with short_attention.short_attention():
+        outer = mx.fast.scaled_dot_product_attention
+        with short_attention.short_attention():
+            pass
+        assert mx.fast.scaled_dot_product_attention is outer
 
     def fail(*arguments: Any, **options: Any) -> mx.array:
         raise KeyboardInterrupt

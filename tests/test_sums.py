@@ -80,6 +80,20 @@ def test_log_weight_is_log_sum_exp_of_shifted_rows(monkeypatch: pytest.MonkeyPat
         np.testing.assert_allclose(sums.log_weight(scores), sums.log_sum_exp(scores), rtol=1e-6)
 
 
+@pytest.mark.parametrize("adds_in_parts", [True, False])
+def test_weights_are_in_proportion_and_add_up_to_their_sum(
+    adds_in_parts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sums, "_adds_in_parts", lambda: adds_in_parts)
+    scores = mx.array([[0.0, -1.5, -mx.inf, -20.0], [-3.0, 0.0, 0.0, -0.25]])
+    weights, whole = sums.weights(scores)
+    np.testing.assert_allclose(np.array(weights.sum(axis=-1, keepdims=True) / whole), 1, rtol=1e-6)
+    expected = np.exp(np.array(scores))
+    np.testing.assert_allclose(
+        np.array(weights / whole), expected / expected.sum(-1)[:, None], 1e-5
+    )
+
+
 def is_smallest_needed(cut: float, row: Any, enough: float) -> bool:
     """Whether the entries from the cut on reach `enough`, or are all there are, and those above it
     do not, up to the rounding of float32."""

@@ -12,7 +12,7 @@ from mlx_lm.models.cache import KVCache
 
 from mlxgen.cache import caches as cache_ops
 from mlxgen.cache.blocks import equal_block_tokens, require_equal_blocks
-from mlxgen.cache.short_attention import short_attention
+from mlxgen.cache.short_attention import PIECE_TOKENS, short_attention
 from mlxgen.cache.snapshots import SnapshotLog
 from mlxgen.cache.wide_blocks import WIDE_TOKENS
 from mlxgen.config import CacheConfig
@@ -189,7 +189,8 @@ class CachedModel:
         elif count in self._filled_up and self._may_fill_up():
             # With the block's own last token: another's embedding might be no number.
             ids = mx.concatenate([ids, mx.broadcast_to(ids[-1:], (WIDE_TOKENS - count,))])
-        with short_attention() if self._attends_in_pieces else nullcontext():
+        in_pieces = self._attends_in_pieces and ids.shape[0] > PIECE_TOKENS
+        with short_attention() if in_pieces else nullcontext():
             logits = self._call(ids)[0, :count]
         rows, heads = logits.shape
         if heads > self.width:

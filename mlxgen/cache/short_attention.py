@@ -14,60 +14,66 @@ for single tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 
-_PIECE_TOKENS = 3
+Attention = Callable[..., mx.array]
+"""`mx.fast.scaled_dot_product_attention`, or something with its arguments."""
+
+PIECE_TOKENS = 3
 """The most queries that the kernel takes."""
 _MOST_TOKENS = 12
 """Longer blocks were not measured."""
 _MOST_KEYS_OF_EVEN = 4096
 """The most keys that an even number of queries goes through in pieces: somewhere between 1,000 and
-16,384 that begins to take longer, and an odd number never does."""
+16,384 that begins to take longer. Five and nine queries are quicker in pieces behind both."""
 _HEAD_SIZES = {64, 96, 128}
 """Those that the kernel is built for."""
-
-_attention: Any = mx.fast.scaled_dot_product_attention
 
 
 @contextmanager
 def short_attention() -> Iterator[None]:
-    """Within it MLX's attention goes through `attention_in_pieces`, for models of any family."""
-    mx.fast.scaled_dot_product_attention = attention_in_pieces  # type: ignore[assignment]
+    """Within it MLX's attention goes through `attention_in_pieces`, for models of any family.
+
+    It goes so for all of the process; two threads within it at once may each lose the other's
+    pieces, and nothing else.
+    """
+    whole: Any = mx.fast.scaled_dot_product_attention
+    mx.fast.scaled_dot_product_attention = partial(attention_in_pieces, whole)
     try:
         yield
     finally:
-        mx.fast.scaled_dot_product_attention = _attention
+        mx.fast.scaled_dot_product_attention = whole
 
 
 def attention_in_pieces(
-    queries: mx.array, keys: mx.array, values: mx.array, *, mask: Any = None, **options: Any
+    whole: Attention, q: mx.array, k: mx.array, v: mx.array, *, mask: Any = None, **options: Any
 ) -> mx.array:
-    """`mx.fast.scaled_dot_product_attention`, with the same arguments, of any number of queries.
+    """`whole` of any number of queries; the other arguments are MLX's.
 
-    queries: `[batch, heads, L, size]`; keys and values: `[batch, kv heads, keys, size]`, the last L
-    of them the block's own; the result is shaped like the queries. In pieces where that is quicker,
-    the mask is "causal" and the kernel takes heads of that size.
+    q: `[batch, heads, L, size]`; k and v: `[batch, kv heads, keys, size]`, the last L keys the
+    block's own; the result is shaped like the queries. In pieces where that is quicker, the mask is
+    "causal" and the kernel takes heads of that size.
     """
-    count, size = queries.shape[2:]
-    pays = _PIECE_TOKENS < count <= _MOST_TOKENS and (
-        count % 2 == 1 or keys.shape[2] <= _MOST_KEYS_OF_EVEN
+    count, size = q.shape[2:]
+    pays = PIECE_TOKENS < count <= _MOST_TOKENS and (
+        count % 2 == 1 or k.shape[2] <= _MOST_KEYS_OF_EVEN
     )
-    fits = size == values.shape[3] and size in _HEAD_SIZES
+    fits = size == v.shape[3] and size in _HEAD_SIZES
     if not (pays and fits and isinstance(mask, str) and mask == "causal"):
-        whole: mx.array = _attention(queries, keys, values, mask=mask, **options)
-        return whole
+        return whole(q, k, v, mask=mask, **options)
     pieces = []
-    for first in range(0, count, _PIECE_TOKENS):
-        last = min(first + _PIECE_TOKENS, count)
-        seen = keys.shape[2] - count + last
-        piece = _attention(
-            queries[:, :, first:last],
-            keys[:, :, :seen],
-            values[:, :, :seen],
+    for first in range(0, count, PIECE_TOKENS):
+        last = min(first + PIECE_TOKENS, count)
+        seen = k.shape[2] - count + last
+        piece = whole(
+            q[:, :, first:last],
+            k[:, :, :seen],
+            v[:, :, :seen],
             mask="causal" if last - first > 1 else None,
             **options,
         )

@@ -80,6 +80,7 @@ class DraftModel:
                 # With that of the target's last row, which takes no operation more.
                 noise = self._randomness.target_noise(len(history), k + 1, chain.width)[:k]
             else:
+                # For diagnostics a match rule wants it too; then the target makes its own noise.
                 beside = Stream.RESIDUAL if want_distribution else Stream.TARGET
                 noise = self._randomness.draft_noise(len(history), k, chain.width, beside=beside)
             noises = [*mx.split(noise, k)]

@@ -46,7 +46,8 @@ _CURES = {
 @dataclass(frozen=True)
 class LoadedModel:
     """A model ready to run. model: an mlx-lm module; tokenizer: mlx-lm's wrapper;
-    attends_in_pieces: as `CachedModel` takes it, for this device and process."""
+    attends_in_pieces: whether blocks attend so on this device and in this process
+    (`mlxgen.cache.short_attention`)."""
 
     model: Any
     tokenizer: Any

@@ -63,7 +63,7 @@ class Randomness:
         self._words: dict[str, tuple[int, int]] = {}
         self._first_noisy, self._noise = 0, mx.zeros((0, 0))
         self._residual: tuple[int, mx.array] = (-1, mx.zeros((0, 0)))
-        self._uniforms: dict[tuple[Stream, int], _Uniforms] = {}
+        self._uniforms: dict[int, _Uniforms] = {}
 
     def _stream_words(self, name: str) -> tuple[int, int]:
         words = self._words.get(name)
@@ -95,25 +95,26 @@ class Randomness:
             keys[row] = word, (base + round_start) % _WORD
         return keys
 
-    def round_uniforms(self, stream: Stream, round_start: int, count: int) -> mx.array:
-        """One number in [0, 1) for each of the first offsets of the round that starts there.
+    def accept_uniforms(self, round_start: int, count: int) -> mx.array:
+        """A number in [0, 1) for each of the first offsets of the round that starts there.
 
-        `[count] float32`, those of `round_keys`. They are computed for many starts together, since
-        half a dozen operations are much for a few numbers.
+        `[count] float32`, those of the keys of `Stream.ACCEPT`. They are computed for many starts
+        together, since half a dozen operations are much for a few numbers.
         """
-        known = self._uniforms.get((stream, count))
+        known = self._uniforms.get(count)
         if known is None or not known.first <= round_start < known.first + _STARTS:
             starts = range(round_start, round_start + _STARTS)
-            keys = [self._round_words(stream, start, range(count)) for start in starts]
+            keys = [self._round_words(Stream.ACCEPT, start, range(count)) for start in starts]
             rows = uniform(mx.array(np.concatenate(keys))).reshape(_STARTS, count)
-            known = self._uniforms[stream, count] = _Uniforms(round_start, rows)
+            known = self._uniforms[count] = _Uniforms(round_start, rows)
         return known.rows[round_start - known.first]
 
     def draft_noise(self, round_start: int, k: int, width: int, *, beside: Stream) -> mx.array:
         """Gumbel noise `[k, width]` of the draft's own draws in the round that starts there.
 
         beside: what the round will draw from besides, TARGET or RESIDUAL. Where it is operations
-        that cost, and not rows, that noise is made along with the draft's and kept.
+        that cost, and not rows, that noise is made along with the draft's and kept. A guess that
+        was wrong costs time alone.
         """
         drafted = self._round_words(Stream.DRAFT, round_start, range(k))
         if computes_one_by_one():

@@ -101,7 +101,7 @@ class Verifier:
             coins = uniform(keys.round_keys(Stream.TARGET_COIN, round_start, offsets))
         scores = chain.scores(logits, history, proposal.ids, coins)
         log_p = log_probabilities(scores.rows)
-        uniforms = keys.round_uniforms(Stream.ACCEPT, round_start, rows - 1)
+        uniforms = keys.accept_uniforms(round_start, rows - 1)
         noise_at = keys.residual_noise(round_start, rows, chain.width)
         verify = verify_draft_block if self.rule is selection.BLOCK else verify_draft_tokens
         verdict = verify(log_p, proposal.log_q, proposal.ids, uniforms, noise_at)
