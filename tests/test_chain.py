@@ -159,6 +159,32 @@ def test_whole_chain_equals_float64_in_any_order(
     np.testing.assert_allclose(np.array(row)[0], expected, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("order", "sorted_widths"),
+    [
+        (FILTER_NAMES, {4}),
+        (("temperature", "top_k", "min_p", "top_p", "typical_p", "top_n_sigma", "xtc"), {30}),
+        (("temperature", "top_p", "top_k", "min_p", "typical_p", "top_n_sigma", "xtc"), {30}),
+    ],
+    ids=["one behind the other", "another between them", "the other way round"],
+)
+def test_top_p_behind_top_k_sorts_k_values(
+    order: tuple[str, ...], sorted_widths: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = SamplingConfig(temperature=0.8, top_k=4, top_p=0.8, min_p=0.01, order=order)
+    widths = set()
+    sort = mx.sort
+
+    def noted(rows: mx.array, axis: int) -> mx.array:
+        widths.add(rows.shape[axis])
+        return sort(rows, axis=axis)
+
+    monkeypatch.setattr(mx, "sort", noted)
+    chain = SamplerChain(config, 30)
+    chain.scores(mx.random.normal((3, 30), key=mx.random.key(1)), chain.new_history([0]))
+    assert widths == sorted_widths
+
+
 @pytest.mark.parametrize("config", [EVERYTHING, SamplingConfig(temperature=1.0)])
 def test_reported_distribution_is_softmax_of_the_scores_drawn_from(config: SamplingConfig) -> None:
     """False alarm 1e-4, fixed seed: the ids follow the very row that is reported."""

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mlxgen.sampling import filters
+from mlxgen.sampling import filters, sums
 from tests.fixtures.reference_sampling import (
     BoolArray,
     deviations_from_entropy,
@@ -121,6 +121,62 @@ def test_filter_keeps_what_float64_keeps(name: str, data: st.DataObject) -> None
     if name == "typical_p":
         assume(all(is_clear_of_swaps(np.array(row, dtype=np.float32)) for row in rows))
     check(apply, reference, rows, data.draw(settings), slack=slack)
+
+
+def kept_by_top_k_and_p(row: FloatArray, k: int, p: float) -> BoolArray:
+    """The tokens that are left by both, one after the other."""
+    left = kept_by_top_k(row, k)
+    return left & kept_by_top_p(np.where(left, row, -np.inf), p)
+
+
+def without_ties(scores: mx.array, k: int, p: float) -> mx.array:
+    """Wrong: ties with the k-th token have no weight."""
+    largest = mx.sort(scores, axis=-1)[:, -k:]
+    mass = mx.exp(largest)
+    least = sums.smallest_needed(mass, p * mass.sum(axis=-1, keepdims=True))
+    return mx.where(mx.exp(scores) >= least, scores, -mx.inf)
+
+
+def of_the_vocabulary(scores: mx.array, k: int, p: float) -> mx.array:
+    """Wrong: the nucleus of all tokens, and not that of the k."""
+    return filters.top_k(filters.top_p(scores, p), k)
+
+
+def without_a_limit(scores: mx.array, k: int, p: float) -> mx.array:
+    """Wrong: k does not matter."""
+    return filters.top_p(scores, p)
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+@given(rows=ROWS, k=st.integers(0, 14), p=SHARES | st.sampled_from([0.0, 1.0]))
+def test_top_k_and_p_together_keep_what_one_after_the_other_keeps(
+    on_gpu: bool, rows: list[list[float]], k: int, p: float
+) -> None:
+    assume(all(is_clear_of_merges(np.array(row, dtype=np.float32)) for row in rows))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sums, "_adds_in_parts", lambda: on_gpu)
+        check(
+            lambda scores, share: filters.top_k_and_p(scores, k, share),
+            lambda row, share: kept_by_top_k_and_p(row, k, share),
+            rows,
+            p,
+            slack=SLACK,
+        )
+
+
+@pytest.mark.parametrize("wrong", [without_ties, of_the_vocabulary, without_a_limit])
+def test_a_wrong_way_to_take_top_k_and_p_together_is_told(
+    wrong: Callable[[mx.array, int, float], mx.array],
+) -> None:
+    rows = [[3.0, 2.9, 2.5, 2.5, 2.5, 2.5], [2.0, 1.9, 1.8, 1.7, 1.6, 1.5]]
+    differs = False
+    for k, p in ((3, 0.5), (3, 0.6), (3, 0.35), (3, 0.7)):
+        scores = scores_of(rows)
+        expected = [kept_by_top_k_and_p(row, k, p) for row in np.array(scores).astype(np.float64)]
+        right = np.isfinite(np.array(filters.top_k_and_p(scores, k, p)))
+        assert np.array_equal(right, expected)
+        differs |= not np.array_equal(np.isfinite(np.array(wrong(scores, k, p))), expected)
+    assert differs
 
 
 def nucleus_without_the_crossing_token(scores: mx.array, p: float) -> mx.array:

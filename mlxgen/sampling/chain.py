@@ -22,6 +22,7 @@ from mlxgen.sampling.elementary import exp, largest_at
 from mlxgen.sampling.history import History
 from mlxgen.sampling.sums import log_weight
 
+_TOP_K_AND_P = "top_k and top_p"
 _NO_PROPOSALS = np.zeros(0, dtype=np.int32)
 
 
@@ -63,7 +64,7 @@ class SamplerChain:
         self._breaker_ids = frozenset(breakers)
         self._breakers = mx.array(sorted(self._breaker_ids), dtype=mx.int32)
         self._bias = self._dense_bias()
-        self._filters = [name for name in config.order if name in config.active_filters]
+        self._filters = _steps([name for name in config.order if name in config.active_filters])
 
     def with_config(self, config: SamplingConfig) -> SamplerChain:
         """The same chain under another configuration, for a draft with its own temperature."""
@@ -150,6 +151,8 @@ class SamplerChain:
         for name in self._filters:
             if name == "temperature":
                 row = filters.temperature(row, config.temperature)
+            elif name == _TOP_K_AND_P:
+                row = filters.top_k_and_p(row, config.top_k, config.top_p)
             elif name == "top_k":
                 row = filters.top_k(row, config.top_k)
             elif name == "top_p":
@@ -193,6 +196,17 @@ class SamplerChain:
         if self._bias is None and not self.reads_history:
             return logits
         return self.adjusted_logits(logits, history, proposals)
+
+
+def _steps(names: list[str]) -> list[str]:
+    """Filters in their order, a top_p right behind a top_k taken together with it."""
+    steps: list[str] = []
+    for name in names:
+        if name == "top_p" and steps[-1:] == ["top_k"]:
+            steps[-1] = _TOP_K_AND_P
+        else:
+            steps.append(name)
+    return steps
 
 
 def draw(scores: mx.array, noise: mx.array) -> mx.array:

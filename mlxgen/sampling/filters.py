@@ -41,11 +41,29 @@ def temperature(scores: mx.array, value: float) -> mx.array:
 
 def top_k(scores: mx.array, k: int) -> mx.array:
     """Keep the k most likely tokens; k of 0 or of at least V is off."""
-    width = scores.shape[-1]
-    if k <= 0 or k >= width:
+    if k <= 0 or k >= scores.shape[-1]:
         return scores
-    smallest_kept = mx.partition(scores, width - k, axis=-1)[..., width - k : width - k + 1]
-    return _keep(scores, scores >= smallest_kept)
+    return _keep(scores, scores >= _largest(scores, k)[:, :1])
+
+
+def _largest(scores: mx.array, k: int) -> mx.array:
+    """The k largest of each row, the smallest of them first: `[rows, k]`."""
+    width = scores.shape[-1]
+    return mx.partition(scores, width - k, axis=-1)[:, width - k :]
+
+
+def top_k_and_p(scores: mx.array, k: int, p: float) -> mx.array:
+    """What `top_p` keeps of what `top_k` keeps, found among k values instead of a vocabulary."""
+    if not (0 < k < scores.shape[-1] and p < 1):
+        return top_p(top_k(scores, k), p)
+    largest = _largest(scores, k)
+    # Tokens that tie with the k-th are kept and count, though they are none of the k.
+    ties = (scores >= largest[:, :1]).sum(axis=-1, keepdims=True) - k
+    mass, whole = weights(largest)
+    enough = p * (whole + ties * mass[:, :1])
+    least = smallest_needed(mx.sort(mass, axis=-1), enough)
+    cut = mx.where(mass >= least, largest, mx.inf).min(axis=-1, keepdims=True)
+    return _keep(scores, scores >= cut)
 
 
 def top_p(scores: mx.array, p: float) -> mx.array:
