@@ -32,7 +32,8 @@ def _in_blocks(rows: mx.array, padding: float = 0.0) -> mx.array:
 
 
 def weights(scores: mx.array) -> tuple[mx.array, mx.array | float]:
-    """Weights of rows whose largest entry is 0, in proportion to exp of it, and their sum."""
+    """Weights of rows whose largest entry is 0, in proportion to exp of each: `[rows, V]`, and
+    their sum, `[rows, 1]` or a number."""
     if _adds_in_parts():
         return mx.softmax(scores, axis=-1), 1.0
     mass = exp(scores)

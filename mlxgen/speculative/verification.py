@@ -94,11 +94,10 @@ class Verifier:
         if proposal.log_q is None:
             raise ValueError(f"the rule {self.rule.id} needs proposals with log_q")
         rows, round_start = logits.shape[0], len(history)
-        offsets = range(rows)
         chain, keys = self._chain, self._randomness
         coins = None
         if chain.tosses_coins:
-            coins = uniform(keys.round_keys(Stream.TARGET_COIN, round_start, offsets))
+            coins = uniform(keys.round_keys(Stream.TARGET_COIN, round_start, range(rows)))
         scores = chain.scores(logits, history, proposal.ids, coins)
         log_p = log_probabilities(scores.rows)
         uniforms = keys.accept_uniforms(round_start, rows - 1)
