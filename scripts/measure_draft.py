@@ -27,7 +27,7 @@ from mlxgen.experiment.prompts import bundled_prompts
 from mlxgen.generation import generate
 from mlxgen.models import default_pair
 from mlxgen.models.loading import LoadedModel, load
-from mlxgen.sampling.chain import SamplerChain, log_probabilities
+from mlxgen.sampling.chain import SamplerChain, probabilities
 from mlxgen.speculative import closed_forms
 
 TEMPERATURES = (1.0, 0.7, 0.0)
@@ -71,11 +71,11 @@ def figures_along(
     if temperature > 0:
         chain = SamplerChain(SamplingConfig(temperature=temperature), width)
         history = chain.new_history([])
-        log_p, log_q = (log_probabilities(chain.scores(rows, history).rows) for rows in logits)
+        p, q = (probabilities(chain.weights(rows, history).rows) for rows in logits)
         figures |= {
-            "sum_min": closed_forms.sum_min(log_p, log_q),
-            "sum_prod": closed_forms.sum_prod(log_p, log_q),
-            "top": closed_forms.probability_of(top, log_p),
+            "sum_min": closed_forms.sum_min(p, q),
+            "sum_prod": closed_forms.sum_prod(p, q),
+            "top": closed_forms.probability_of(top, p),
         }
     return {name: np.array(values, dtype=np.float64).tolist() for name, values in figures.items()}
 

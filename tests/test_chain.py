@@ -1,4 +1,4 @@
-"""The sampler chain: its order, and that draw and distribution come from the same scores."""
+"""The sampler chain: its order, and that draw and distribution come from the same weights."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from mlxgen.sampling.chain import (
     SamplerChain,
     draw,
     effective_token_distribution,
-    log_probabilities,
+    probabilities,
     rows_are_usable,
     sample_token_with_distribution,
 )
-from mlxgen.sampling.elementary import exp
-from mlxgen.sampling.randomness import Randomness, Stream, gumbel
+from mlxgen.sampling.randomness import Randomness, Stream, exponential
 from mlxgen.sampling.target_draw import draw_by_position
 from tests.fixtures.reference_sampling import (
     kept_by_min_p,
@@ -181,26 +180,27 @@ def test_top_p_behind_top_k_sorts_k_values(
 
     monkeypatch.setattr(mx, "sort", noted)
     chain = SamplerChain(config, 30)
-    chain.scores(mx.random.normal((3, 30), key=mx.random.key(1)), chain.new_history([0]))
+    chain.weights(mx.random.normal((3, 30), key=mx.random.key(1)), chain.new_history([0]))
     assert widths == sorted_widths
 
 
 @pytest.mark.parametrize("config", [EVERYTHING, SamplingConfig(temperature=1.0)])
-def test_reported_distribution_is_softmax_of_the_scores_drawn_from(config: SamplingConfig) -> None:
+def test_reported_distribution_is_that_of_the_weights_drawn_from(config: SamplingConfig) -> None:
     """False alarm 1e-4, fixed seed: the ids follow the very row that is reported."""
     count = 20_000
     chain = SamplerChain(config, 8)
     history = chain.new_history([0, 1, 2, 1])
     one = mx.random.normal((1, 8), key=mx.random.key(4)) * 1.5
-    scores = chain.scores(one, history).rows
+    weights = chain.weights(one, history).rows
     row = effective_token_distribution(one, chain, history)
-    assert mx.array_equal(row, exp(log_probabilities(scores)))
-    np.testing.assert_allclose(np.array(row), softmax(np.array(scores)), atol=1e-6)
+    assert mx.array_equal(row, probabilities(weights))
+    wide = np.array(weights).astype(np.float64)
+    np.testing.assert_allclose(np.array(row), wide / wide.sum(), atol=1e-6)
 
-    noise = gumbel(Randomness(5).position_keys(Stream.TARGET, 0, count), 8)
+    noise = exponential(Randomness(5).position_keys(Stream.TARGET, 0, count), 8)
     ids, sampled_from = sample_token_with_distribution(one, chain, history, noise[:1])
     assert mx.array_equal(sampled_from, row) and ids.shape == (1,)
-    drawn = np.array(draw(mx.broadcast_to(scores, noise.shape), noise))
+    drawn = np.array(draw(mx.broadcast_to(weights, noise.shape), noise))
     assert drawn[0] == np.array(ids)[0]
     assert follows(drawn, np.array(row)[0].astype(np.float64))
 
@@ -212,7 +212,7 @@ def test_greedy_distribution_is_one_hot_at_the_first_top_token(config: SamplingC
     assert config.is_greedy and not config.active_filters
     assert distribution(config, [1.0, 3.0, 3.0, 2.0]).tolist() == [0, 1, 0, 0]
     chain = SamplerChain(config, 4)
-    noise = mx.array([[9.0, 0.0, 0.0, 0.0]])
+    noise = mx.array([[0.01, 1.0, 1.0, 1.0]])
     ids, row = sample_token_with_distribution(
         mx.array([[1.0, 3.0, 3.0, 2.0]]), chain, chain.new_history([0]), noise
     )
@@ -246,26 +246,26 @@ def test_distribution_consumes_no_randomness(monkeypatch: pytest.MonkeyPatch) ->
 def test_guard_against_random_numbers_works(monkeypatch: pytest.MonkeyPatch) -> None:
     forbid_random_numbers(monkeypatch)
     with pytest.raises(AssertionError, match="random number"):
-        gumbel(Randomness(0).position_keys(Stream.TARGET, 0, 1), 4)
+        exponential(Randomness(0).position_keys(Stream.TARGET, 0, 1), 4)
 
 
 def test_every_row_tosses_its_own_coin() -> None:
     chain = SamplerChain(SamplingConfig(temperature=1.0, xtc_probability=0.5), 3)
     assert chain.tosses_coins
     logits = mx.array([[2.0, 1.9, -9.0]] * 3)
-    scores = chain.scores(logits, chain.new_history([0]), coins=mx.array([0.49, 0.5, 0.2])).rows
-    assert np.isfinite(np.array(scores))[:, 0].tolist() == [False, True, False]
+    weights = chain.weights(logits, chain.new_history([0]), coins=mx.array([0.49, 0.5, 0.2])).rows
+    assert (np.array(weights) > 0)[:, 0].tolist() == [False, True, False]
     with pytest.raises(ValueError, match="coin"):
-        chain.scores(logits, chain.new_history([0]))
+        chain.weights(logits, chain.new_history([0]))
 
 
 def test_xtc_leaves_end_of_sequence_tokens_possible() -> None:
     config = SamplingConfig(temperature=1.0, xtc_probability=1.0, xtc_threshold=0.1)
     chain = SamplerChain(config, 4, protected=[0, 99])
-    scores = chain.scores(
+    weights = chain.weights(
         mx.array([[3.0, 2.9, 2.8, 0.0]]), chain.new_history([1]), coins=mx.zeros((1,))
     ).rows
-    assert np.isfinite(np.array(scores))[0].tolist() == [True, False, True, True]
+    assert (np.array(weights) > 0)[0].tolist() == [True, False, True, True]
 
 
 def test_target_draws_do_not_depend_on_the_block() -> None:
@@ -283,7 +283,7 @@ def test_target_draws_do_not_depend_on_the_block() -> None:
         one = draw_by_position(
             chain, randomness, logits[row : row + 1], history, None, len(history)
         )
-        assert mx.array_equal(one.scores[0], block.scores[row])
+        assert mx.array_equal(one.rows[0], block.rows[row])
         assert np.array(one.ids)[0] == np.array(block.ids)[row]
 
 
@@ -316,17 +316,18 @@ def test_rows_that_are_not_finite_are_noticed(
     chain = SamplerChain(config, 3)
     logits = mx.array([[0.0, 0.0, 1.0], row]).astype(dtype)
     history = chain.new_history([0])
-    scored = chain.choose(logits, history) if config.is_greedy else chain.scores(logits, history)
+    scored = chain.choose(logits, history) if config.is_greedy else chain.weights(logits, history)
     assert rows_are_usable(scored.tops) is usable
     if usable and not config.is_greedy:
-        assert mx.all(mx.isfinite(mx.max(scored.rows, axis=-1))).item()
+        total = scored.rows.sum(axis=-1)
+        assert mx.all((total > 0) & (total < mx.inf)).item()
 
 
 def test_bias_that_bans_every_token_is_noticed() -> None:
     config = SamplingConfig(temperature=1.0, logit_bias=((0, -math.inf), (1, -math.inf)))
     chain = SamplerChain(config, 2)
     logits = mx.zeros((1, 2))
-    assert not rows_are_usable(chain.scores(logits, chain.new_history([0])).tops)
+    assert not rows_are_usable(chain.weights(logits, chain.new_history([0])).tops)
 
 
 def test_flat_model_emits_every_token() -> None:

@@ -17,7 +17,8 @@ import pytest
 
 from mlxgen.config import AcceptRule, SamplingConfig
 from mlxgen.sampling import chain as chain_module
-from mlxgen.sampling.target_draw import TargetDraw, draw_by_position
+from mlxgen.sampling.chain import Draws
+from mlxgen.sampling.target_draw import draw_by_position
 from mlxgen.speculative import rules as rules_module
 from tests.fixtures.model_directories import iid_table
 from tests.fixtures.runs import ModelStore, Settings, Speculation
@@ -199,9 +200,9 @@ def accept_without_a_test(p: mx.array, q: mx.array, uniforms: mx.array) -> mx.ar
     return p >= 0
 
 
-def log_probabilities_at_another_temperature(scores: mx.array) -> mx.array:
+def probabilities_at_another_temperature(weights: mx.array) -> mx.array:
     """Wrong as q: not the distribution that the proposals were drawn from."""
-    return chain_module.log_probabilities(scores * 0.5)
+    return chain_module.probabilities(mx.sqrt(weights))
 
 
 @pytest.mark.slow
@@ -211,8 +212,8 @@ def log_probabilities_at_another_temperature(scores: mx.array) -> mx.array:
         ("mlxgen.speculative.rules.residual_weights", resample_from_the_target),
         ("mlxgen.speculative.rules.stochastic_hits", accept_without_a_test),
         (
-            "mlxgen.drafters.draft_model.log_probabilities",
-            log_probabilities_at_another_temperature,
+            "mlxgen.drafters.draft_model.probabilities",
+            probabilities_at_another_temperature,
         ),
     ],
 )
@@ -229,10 +230,9 @@ def test_chi_square_rejects_argmax_against_argmax(
 ) -> None:
     right: Any = draw_by_position
 
-    def argmax(*arguments: Any) -> TargetDraw:
-        drawn: TargetDraw = right(*arguments)
-        ids = mx.argmax(drawn.scores, axis=-1).astype(mx.int32)
-        return TargetDraw(ids, drawn.scores, drawn.tops)
+    def argmax(*arguments: Any) -> Draws:
+        drawn: Draws = right(*arguments)
+        return drawn._replace(ids=mx.argmax(drawn.rows, axis=-1).astype(mx.int32))
 
     monkeypatch.setattr("mlxgen.speculative.verification.draw_by_position", argmax)
     settings = FAR.but(rule=AcceptRule.SAMPLER_MATCH)
@@ -262,9 +262,9 @@ def test_transitions_reject_rows_shifted_by_one(
     """Wrong: position i is judged with the target's row of position i + 1."""
     verify = rules_module.verify_draft_tokens
 
-    def shifted(log_p: mx.array, *others: Any) -> Any:
+    def shifted(p: mx.array, *others: Any) -> Any:
         wrong: Any = verify
-        return wrong(mx.concatenate([log_p[1:], log_p[-1:]]), *others)
+        return wrong(mx.concatenate([p[1:], p[-1:]]), *others)
 
     table = random_table(1)
     laws = softmax(table / TEMPERATURE)

@@ -236,28 +236,28 @@ def test_texts_of_one_pair_have_the_joint_law_of_the_target() -> None:
 
 
 def resampling_from_the_target(
-    log_p: mx.array, log_q: mx.array, ids: mx.array, uniforms: mx.array, noise: mx.array
+    p: mx.array, q: mx.array, ids: mx.array, uniforms: mx.array, noise: mx.array
 ) -> tuple[mx.array, mx.array]:
     """Wrong: p where the residual belongs."""
-    accepted, _ = stochastic_judge(log_p, log_q, ids, uniforms, noise)
-    return accepted, mx.argmax(log_p[accepted] + noise[accepted]).astype(mx.int32)
+    accepted, _ = stochastic_judge(p, q, ids, uniforms, noise)
+    return accepted, mx.argmax(p[accepted] / noise[accepted]).astype(mx.int32)
 
 
 def block_resampling_from_the_target(
-    log_p: mx.array, log_q: mx.array, ids: mx.array, uniforms: mx.array, noise: mx.array
+    p: mx.array, q: mx.array, ids: mx.array, uniforms: mx.array, noise: mx.array
 ) -> tuple[mx.array, mx.array]:
     """Wrong: p where the residual of the block belongs."""
-    accepted, _ = block_judge(log_p, log_q, ids, uniforms, noise)
-    return accepted, mx.argmax(log_p[accepted] + noise[accepted]).astype(mx.int32)
+    accepted, _ = block_judge(p, q, ids, uniforms, noise)
+    return accepted, mx.argmax(p[accepted] / noise[accepted]).astype(mx.int32)
 
 
 def argmax_against_argmax(
-    log_p: mx.array, log_q: mx.array, ids: mx.array, uniforms: mx.array, noise: mx.array
+    p: mx.array, q: mx.array, ids: mx.array, uniforms: mx.array, noise: mx.array
 ) -> tuple[mx.array, mx.array]:
     """Wrong: a proposal is kept iff it is the target's most likely token, else p is drawn from."""
-    hits = ids == mx.argmax(log_p[:-1], axis=-1)
+    hits = ids == mx.argmax(p[:-1], axis=-1)
     accepted = mx.cumprod(hits.astype(mx.int32)).sum().astype(mx.int32)
-    return accepted, mx.argmax(log_p[accepted] + noise[accepted]).astype(mx.int32)
+    return accepted, mx.argmax(p[accepted] / noise[accepted]).astype(mx.int32)
 
 
 WRONG = Combination(AcceptRule.STOCHASTIC, 3, "far", 4, "temperature")
@@ -443,18 +443,18 @@ class LookingDrafter:
     ) -> Proposal:
         """Propose by the policy."""
         whole = self._inner.propose(history, k, want_distribution=True, coupled=coupled)
-        assert whole.log_q is not None
-        log_q = np.array(mx.take_along_axis(whole.log_q, whole.ids[:, None], axis=1))[:, 0]
+        assert whole.q is not None
+        q = np.array(mx.take_along_axis(whole.q, whole.ids[:, None], axis=1))[:, 0]
         kept = k
         if self._shorten:
             kept = k - 1
         elif self.length_policy is LengthPolicy.PREFIX:
-            kept = int(kept_through_a_weak_one(np.exp(log_q)[None])[0])
+            kept = int(kept_through_a_weak_one(q[None])[0])
         elif self.length_policy is LengthPolicy.VALUE:
-            kept = max(1, int(kept_before_a_weak_one(np.exp(log_q)[None])[0]))
+            kept = max(1, int(kept_before_a_weak_one(q[None])[0]))
         # The inner draft forwarded all but its last proposal; what was cut off is forgotten.
         self._inner.rewind(len(history) + kept - 1)
-        return Proposal(whole.ids[:kept], whole.log_q[:kept], whole.tops)
+        return Proposal(whole.ids[:kept], whole.q[:kept], whole.tops)
 
     def rewind(self, length: int) -> None:
         """Forget what lies behind the first `length` tokens."""

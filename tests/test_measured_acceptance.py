@@ -19,7 +19,7 @@ from mlxgen.cache.cached_model import CachedModel
 from mlxgen.config import AcceptRule, SamplingConfig
 from mlxgen.models import default_pair
 from mlxgen.models.loading import LoadedModel, load
-from mlxgen.sampling.chain import SamplerChain, log_probabilities
+from mlxgen.sampling.chain import SamplerChain, probabilities
 from mlxgen.speculative import closed_forms
 from mlxgen.text.prompt import encode_prompt
 from tests.fixtures.model_directories import iid_table
@@ -56,12 +56,12 @@ def forms_along(
     for model, role in ((target, "target"), (draft, "draft")):
         cached = CachedModel(model.model, role=role, width=width)
         logits = cached.forward(mx.array(ids[:-1], dtype=mx.int32))[-count:]
-        rows.append(log_probabilities(chain.scores(logits, chain.new_history([])).rows))
-    log_p, log_q = rows
+        rows.append(probabilities(chain.weights(logits, chain.new_history([])).rows))
+    p, q = rows
     forms = {
-        "sum_min": closed_forms.sum_min(log_p, log_q),
-        "sum_prod": closed_forms.sum_prod(log_p, log_q),
-        "gumbel": closed_forms.gumbel_overlap(log_p, log_q),
+        "sum_min": closed_forms.sum_min(p, q),
+        "sum_prod": closed_forms.sum_prod(p, q),
+        "gumbel": closed_forms.gumbel_overlap(p, q),
     }
     return {name: np.array(form).astype(np.float64) for name, form in forms.items()}
 

@@ -9,13 +9,14 @@ from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mlxgen.config import MAX_SEED
 from mlxgen.sampling.chain import draw
-from mlxgen.sampling.randomness import Randomness, Stream, gumbel, uniform
+from mlxgen.sampling.randomness import Randomness, Stream, exponential, uniform
 from tests.fixtures.runs import global_random_state
 from tests.fixtures.statistics import follows, softmax
 
@@ -51,7 +52,7 @@ def test_key_of_an_offset_does_not_depend_on_the_block_length(
 def test_keys_are_those_of_the_hashed_seed(
     seed: int, position: int, stream: Stream, offset: int
 ) -> None:
-    """A seed gives the same text with every version, so its keys are pinned down."""
+    """A seed shall give the same text with every version, so its keys are pinned down."""
 
     def expected(name: str) -> tuple[int, int]:
         digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
@@ -139,11 +140,11 @@ def test_seeds_give_different_keys(other: int) -> None:
 @given(seed=SEEDS, count=st.integers(1, 7), width=st.integers(1, 130))
 def test_draws_over_many_keys_equal_one_key_at_a_time(seed: int, count: int, width: int) -> None:
     keys = Randomness(seed).position_keys(Stream.TARGET, 4, count)
-    numbers, noise = uniform(keys), gumbel(keys, width)
+    numbers, noise = uniform(keys), exponential(keys, width)
     assert numbers.shape == (count,) and noise.shape == (count, width)
     for row in range(count):
         assert mx.array_equal(uniform(keys[row : row + 1])[0], numbers[row])
-        assert mx.array_equal(gumbel(keys[row : row + 1], width)[0], noise[row])
+        assert mx.array_equal(exponential(keys[row : row + 1], width)[0], noise[row])
 
 
 def test_uniform_numbers_are_uniform_and_below_one() -> None:
@@ -166,63 +167,84 @@ def test_uniform_numbers_of_neighbouring_positions_and_streams_are_unrelated() -
 LOGITS = np.array([2.0, 1.0, 0.5, 0.0, -0.5, -4.0, -np.inf])
 
 
-def test_gumbel_draws_follow_softmax() -> None:
-    """False alarm 1e-4, fixed seed. A token of weight 0 is never drawn."""
+def draws_at(temperature: float) -> npt.NDArray[np.int32]:
+    """Tokens drawn in proportion to weights at a temperature."""
     keys = Randomness(13).position_keys(Stream.TARGET, 0, 40_000)
-    ids = np.array(draw(mx.array(LOGITS.astype(np.float32)), gumbel(keys, len(LOGITS))))
-    assert follows(ids, softmax(LOGITS))
+    weights = np.exp(LOGITS / temperature).astype(np.float32)
+    return np.array(draw(mx.array(weights), exponential(keys, len(LOGITS))))
+
+
+def test_draws_are_in_proportion_to_the_weights() -> None:
+    """False alarm 1e-4, fixed seed. A token of weight 0 is never drawn."""
+    assert follows(draws_at(1.0), softmax(LOGITS))
 
 
 def test_statistic_rejects_draws_of_another_temperature() -> None:
-    keys = Randomness(13).position_keys(Stream.TARGET, 0, 40_000)
-    warm = mx.array((LOGITS / 1.1).astype(np.float32))
-    ids = np.array(draw(warm, gumbel(keys, len(LOGITS))))
-    assert not follows(ids, softmax(LOGITS))
+    assert not follows(draws_at(1.1), softmax(LOGITS))
+
+
+def is_standard_exponential(noise: mx.array) -> bool:
+    """By a chi-square test over 20 cells of equal probability: false alarm 1e-4."""
+    cells = (-20 * np.expm1(-np.array(noise).astype(np.float64))).astype(np.int32)
+    return follows(cells.ravel(), np.full(20, 1 / 20))
+
+
+def test_noise_is_standard_exponential() -> None:
+    noise = exponential(Randomness(15).position_keys(Stream.TARGET, 0, 20), 2001)
+    assert is_standard_exponential(noise)
+    assert not is_standard_exponential(1.05 * noise)
 
 
 def test_unlikely_tokens_are_drawn_as_often_as_they_should() -> None:
-    """Noise that is coarse at its large end draws such tokens too rarely, or never.
+    """Noise that is coarse at its small end draws such tokens too rarely, or never.
 
     3,000,000 draws of a token of probability 1e-5: within 5 standard deviations of 30.
     """
-    row = mx.array([0.0] + [math.log(1e-5)] * 3)
+    row = mx.array([1.0] + [1e-5] * 3)
     keys = Randomness(14).position_keys(Stream.TARGET, 0, 1_000_000)
-    ids = np.array(draw(row, gumbel(keys, 4)))
+    ids = np.array(draw(row, exponential(keys, 4)))
     unlikely = int((ids > 0).sum())
     assert abs(unlikely - 30) < 5 * math.sqrt(30)
 
 
-def noise_where_the_generator_gives(number: float, monkeypatch: pytest.MonkeyPatch) -> float:
-    """The noise that comes of one uniform number."""
+def noise_where_the_generator_gives(bits: int) -> float:
+    """The noise that comes of these 32 bits."""
 
-    def stuck(
-        low: mx.array, high: mx.array, *, shape: tuple[int, ...] = (), key: mx.array
-    ) -> mx.array:
+    def stuck(key: mx.array, num: int) -> mx.array:
         # Depends on the key, as the real one does.
-        zero = mx.zeros_like(key.sum()).astype(mx.float32)
-        return low + (high - low) * mx.full(shape, number) + zero
+        return mx.full((num, 2), bits, dtype=mx.uint32) + 0 * key.sum()
 
-    monkeypatch.setattr(mx.random, "uniform", stuck)
-    noise = np.array(gumbel(Randomness(1).position_keys(Stream.TARGET, 0, 3), 5))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mx.random, "split", stuck)
+        noise = np.array(exponential(Randomness(1).position_keys(Stream.TARGET, 0, 3), 5))
     assert noise.shape == (3, 5) and len(np.unique(noise)) == 1
     return float(noise[0, 0])
 
 
-@pytest.mark.parametrize("extreme", [0.0, 2.0**-32, 1 - 2.0**-24, 1.0])
-def test_noise_is_finite_at_the_ends_of_the_generator(
-    extreme: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert math.isfinite(noise_where_the_generator_gives(extreme, monkeypatch))
+EXTREMES = [0, 1, 2**32 - 129, 2**32 - 1]
 
 
-def test_large_noise_comes_from_the_fine_end_of_the_generator(
+def test_noise_is_positive_and_finite_at_the_ends_of_the_generator() -> None:
+    """Otherwise 0/0 or x/0 would choose a token that has no weight."""
+    for bits in EXTREMES:
+        assert 0 < noise_where_the_generator_gives(bits) < math.inf
+
+
+def test_numbers_that_are_rounded_to_one_make_noise_that_is_infinite(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Numbers near 0 are 2^-32 apart, near 1 they are 2^-24 apart: noise made from those would
+    """The wrong version that the test above rejects."""
+    monkeypatch.setattr("mlxgen.sampling.randomness._BELOW_ONE", 2.0**-32)
+    assert max(noise_where_the_generator_gives(bits) for bits in EXTREMES) == math.inf
+
+
+def test_small_noise_comes_from_the_fine_end_of_the_generator() -> None:
+    """Numbers near 0 are 2^-31 apart, near 1 they are 2^-24 apart: noise made from those would
     hardly ever reach what lifts a token of probability 1e-7."""
-    for exponent in (20, 24, 28, 32):
-        noise = noise_where_the_generator_gives(2.0**-exponent, monkeypatch)
-        assert noise == pytest.approx(-math.log(2.0**-exponent + 2.0**-33), abs=1e-4)
+    for exponent in (8, 20, 24, 28, 31):
+        bits = 2 ** (32 - exponent)
+        noise = noise_where_the_generator_gives(bits)
+        assert noise == pytest.approx(-math.log1p(-(bits + 1) / 2**32), rel=1e-6)
 
 
 def first_noise_that_differs(
@@ -232,7 +254,7 @@ def first_noise_that_differs(
     for first, count, width in requests:
         noise = randomness.target_noise(first, count, width)
         keys = Randomness(randomness.seed).position_keys(Stream.TARGET, first, count)
-        if not mx.array_equal(noise, gumbel(keys, width)):
+        if not mx.array_equal(noise, exponential(keys, width)):
             return first, count, width
     return None
 
@@ -290,13 +312,13 @@ def first_round_that_differs(randomness: Randomness, rounds: list[NoisyRound]) -
         pairs = []
         if drafts:
             drafted = randomness.draft_noise(start, k, width, beside=beside)
-            pairs = [(drafted, gumbel(keys.round_keys(Stream.DRAFT, start, range(k)), width))]
+            pairs = [(drafted, exponential(keys.round_keys(Stream.DRAFT, start, range(k)), width))]
         if beside is Stream.TARGET:
             noise = randomness.target_noise(start, k + 1, width)
-            pairs += [(noise, gumbel(keys.position_keys(beside, start, k + 1), width))]
+            pairs += [(noise, exponential(keys.position_keys(beside, start, k + 1), width))]
         else:
             noise_at = randomness.residual_noise(start, k + 1, width)
-            rows = gumbel(keys.round_keys(beside, start, range(k + 1)), width)
+            rows = exponential(keys.round_keys(beside, start, range(k + 1)), width)
             pairs += [(noise_at(mx.array(i)), rows[i]) for i in range(k + 1)]
         if not all(mx.array_equal(found, expected) for found, expected in pairs):
             return noisy
@@ -347,10 +369,10 @@ def test_noise_of_a_round_is_made_at_once_where_operations_cost(
 
     def counted(keys: mx.array, width: int) -> mx.array:
         calls.append(len(keys))
-        return gumbel(keys, width)
+        return exponential(keys, width)
 
     monkeypatch.setattr("mlxgen.sampling.randomness.computes_one_by_one", lambda: one_by_one)
-    monkeypatch.setattr("mlxgen.sampling.randomness.gumbel", counted)
+    monkeypatch.setattr("mlxgen.sampling.randomness.exponential", counted)
     randomness = Randomness(5)
     randomness.draft_noise(7, 4, 6, beside=Stream.TARGET)
     randomness.target_noise(7, 5, 6)
@@ -368,7 +390,7 @@ def test_noise_of_a_round_is_made_at_once_where_operations_cost(
 def test_noise_depends_on_the_width_of_the_row() -> None:
     """Why both sides of a comparison draw at the target's width."""
     keys = Randomness(1).position_keys(Stream.TARGET, 0, 1)
-    assert not mx.array_equal(gumbel(keys, 7)[:, :6], gumbel(keys, 6))
+    assert not mx.array_equal(exponential(keys, 7)[:, :6], exponential(keys, 6))
 
 
 def test_global_random_state_is_untouched() -> None:
@@ -376,7 +398,7 @@ def test_global_random_state_is_untouched() -> None:
     before = global_random_state()
     keys = Randomness(1)
     mx.eval(uniform(keys.position_keys(Stream.TARGET, 0, 5)))
-    mx.eval(gumbel(keys.round_keys(Stream.DRAFT, 3, range(4)), 9))
+    mx.eval(exponential(keys.round_keys(Stream.DRAFT, 3, range(4)), 9))
     assert global_random_state() == before
     mx.eval(mx.random.uniform())
     assert global_random_state() != before

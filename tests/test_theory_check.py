@@ -271,9 +271,9 @@ def check_of_single_positions(rule: AcceptRule, positions: int, factor: float) -
         reported=SAMPLING,
     )
     done = ManyRuns(tables=tables, rule=rule, k=1, runs=positions).first_round()
-    log_p = mx.array(np.log(tables.p[:1]).astype(np.float32))
+    p = mx.array(tables.p[:1].astype(np.float32))
     form = closed_forms.sum_min if rule is AcceptRule.STOCHASTIC else closed_forms.sum_prod
-    a = float(np.array(form(log_p, tables.reported_log_q[:1]))[0])
+    a = float(np.array(form(p, tables.reported_q[:1]))[0])
     check = TheoryCheck()
     check.add_positions([a] * positions, int(done.accepted.sum()))
     return check

@@ -12,7 +12,7 @@ from mlxgen.cache.cached_model import CachedModel, as_ids
 from mlxgen.config import GenerationConfig
 from mlxgen.models.loading import LoadedModel
 from mlxgen.sampling.chain import SamplerChain
-from mlxgen.sampling.randomness import Randomness, Stream, gumbel
+from mlxgen.sampling.randomness import Randomness, Stream, exponential
 
 TIE_BOUND_NATS = {mx.float32: 0.0005, mx.float16: 0.125, mx.bfloat16: 0.5}
 """Largest top-2 margin that rounding explains, by the dtype of the logits.
@@ -81,6 +81,7 @@ def _top_two_margin(
         scores = chain.adjusted_logits(logits, history)
     else:
         keys = Randomness(config.seed).position_keys(Stream.TARGET, len(text), 1)
-        scores = chain.scores(logits, history).rows + gumbel(keys, width)
+        weights = chain.weights(logits, history).rows
+        scores = mx.log(weights / exponential(keys, width))
     best = np.sort(np.array(mx.topk(scores[0], 2)))
     return float(best[1] - best[0]), logits.dtype

@@ -10,10 +10,10 @@ import numpy as np
 from mlxgen.cache.cached_model import CachedModel
 from mlxgen.decoding.tokens import LogprobRows, Token
 from mlxgen.errors import NonFiniteError
-from mlxgen.sampling.chain import SamplerChain, rows_are_usable
+from mlxgen.sampling.chain import Draws, SamplerChain, rows_are_usable
 from mlxgen.sampling.history import History
 from mlxgen.sampling.randomness import Randomness
-from mlxgen.sampling.target_draw import TargetDraw, draw_by_position
+from mlxgen.sampling.target_draw import draw_by_position
 
 
 class PlainStepper:
@@ -63,7 +63,7 @@ class PlainStepper:
 
     def _dispatch(
         self, history: History, inputs: mx.array, newest: mx.array | None
-    ) -> tuple[TargetDraw, LogprobRows | None]:
+    ) -> tuple[Draws, LogprobRows | None]:
         """Start one step. newest: the token that the host has not seen yet, if any."""
         position = len(history) + (newest is not None)
         logits = self._target.forward(inputs)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import mlx.core as mx
 
 from mlxgen.cache.cached_model import CachedModel
-from mlxgen.drafters.proposal import MODEL_DRAFTER, LengthPolicy, Proposal, one_hot_log
-from mlxgen.sampling.chain import Draws, SamplerChain, log_probabilities
+from mlxgen.drafters.proposal import MODEL_DRAFTER, LengthPolicy, Proposal
+from mlxgen.sampling.chain import Draws, SamplerChain, probabilities
+from mlxgen.sampling.elementary import one_hot
 from mlxgen.sampling.history import History, IntArray
 from mlxgen.sampling.randomness import Randomness, Stream, uniform
 
@@ -110,13 +111,13 @@ class DraftModel:
             drawn.append(newest)
             inputs = newest.ids
         ids = mx.concatenate([step.ids for step in drawn])
-        log_q = None
+        q = None
         if want_distribution and greedy:
-            log_q = one_hot_log(ids, chain.width)
+            q = one_hot(ids, chain.width)
         elif want_distribution:
-            log_q = log_probabilities(mx.concatenate([step.rows for step in drawn]))
+            q = probabilities(mx.concatenate([step.rows for step in drawn]))
         tops = mx.concatenate([step.tops for step in drawn])
-        return Proposal(ids=ids, log_q=log_q, tops=tops)
+        return Proposal(ids=ids, q=q, tops=tops)
 
     def _keys(self, stream: Stream, history: History, k: int) -> mx.array:
         # The target's streams are keyed by position, so both sides meet the same coins.

@@ -11,7 +11,8 @@ import mlx.core as mx
 import numpy as np
 
 from mlxgen.config import PromptLookupConfig
-from mlxgen.drafters.proposal import LOOKUP_DRAFTER, LengthPolicy, Proposal, one_hot_log
+from mlxgen.drafters.proposal import LOOKUP_DRAFTER, LengthPolicy, Proposal
+from mlxgen.sampling.elementary import one_hot
 from mlxgen.sampling.history import History, IntArray
 
 _MISSES_BEFORE_PAUSE = 2
@@ -114,8 +115,8 @@ class PromptLookup:
     ) -> Proposal:
         """What `plan` found."""
         ids = mx.array(self._found[:k])
-        log_q = one_hot_log(ids, self._vocabulary_width) if want_distribution else None
-        return Proposal(ids=ids, log_q=log_q, tops=None)
+        q = one_hot(ids, self._vocabulary_width) if want_distribution else None
+        return Proposal(ids=ids, q=q, tops=None)
 
     def record(self, proposed: int, accepted: int) -> None:
         """Tell the governor how the round went."""

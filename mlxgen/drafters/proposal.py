@@ -33,14 +33,14 @@ class LengthPolicy(IntEnum):
 class Proposal:
     """The drafted tokens of one round.
 
-    ids: `[k] int32` on the device, k >= 1. log_q: `[k, width] float32`, the log of the
+    ids: `[k] int32` on the device, k >= 1. q: `[k, width] float32`, rows sum to 1, the
     distributions that the ids were really drawn from, or None when the drafter has none to
     report. tops: `[k, 1]` on the device, the drafter's largest logits for `rows_are_usable`, or
     None when it has no logits.
     """
 
     ids: mx.array
-    log_q: mx.array | None
+    q: mx.array | None
     tops: mx.array | None
 
 
@@ -57,7 +57,7 @@ class Drafter(Protocol):
 
     @property
     def reports_distribution(self) -> bool:
-        """Whether proposals carry `log_q`."""
+        """Whether proposals carry `q`."""
 
     @property
     def length_policy(self) -> LengthPolicy:
@@ -92,8 +92,3 @@ class Drafter(Protocol):
 
     def rewind(self, length: int) -> None:
         """Forget what lies behind the first `length` tokens of the text."""
-
-
-def one_hot_log(ids: mx.array, width: int) -> mx.array:
-    """Log of one-hot rows: `[k] int32 -> [k, width] float32`, 0 at the id and -inf elsewhere."""
-    return mx.where(mx.arange(width)[None, :] == ids[:, None], 0.0, -mx.inf)

@@ -1,9 +1,9 @@
 """The sampler chain: the one place where logits become the distribution that is drawn from.
 
-Plain decoding, the target's verification and the draft all call `SamplerChain.scores`. Its result
-is the source of both the draw (`draw`: the argmax of scores plus Gumbel noise, which is an exact
-draw from softmax(scores)) and of the reported distribution (`log_probabilities`), so the two
-cannot drift apart.
+Plain decoding, the target's verification and the draft all call `SamplerChain.weights`. Its result
+is the source of both the draw (`draw`: the argmax of weights over exponential noise, which is an
+exact draw in proportion to the weights) and of the reported distribution (`probabilities`), so the
+two cannot drift apart.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ import numpy as np
 from mlxgen.config import SamplingConfig
 from mlxgen.errors import OptionError
 from mlxgen.sampling import filters, penalties
-from mlxgen.sampling.elementary import exp, largest_at
+from mlxgen.sampling.elementary import exp, largest_at, one_hot
 from mlxgen.sampling.history import History
-from mlxgen.sampling.sums import log_weight
+from mlxgen.sampling.sums import total
 
 _TOP_K_AND_P = "top_k and top_p"
 _NO_PROPOSALS = np.zeros(0, dtype=np.int32)
 
 
-class Scores(NamedTuple):
-    """rows: `[rows, V] float32`, -inf outside the support; tops: `[rows, 1]`, the largest logit of
-    each row before the filters, from which `rows_are_usable` tells."""
+class Weights(NamedTuple):
+    """rows: `[rows, V] float32`, in proportion to the distribution, 0 outside the support; tops:
+    `[rows, 1]`, the largest logit of each row before the filters, for `rows_are_usable`."""
 
     rows: mx.array
     tops: mx.array
 
 
 class Draws(NamedTuple):
-    """ids: `[rows] int32`; rows, tops: as in `Scores`."""
+    """ids: `[rows] int32`; rows: `[rows, V]`, the weights that the ids were drawn from, under
+    greedy sampling the logits that they were chosen from; tops: as in `Weights`."""
 
     ids: mx.array
     rows: mx.array
@@ -134,21 +135,22 @@ class SamplerChain:
             )
         return adjusted
 
-    def scores(
+    def weights(
         self,
         logits: mx.array,
         history: History,
         proposals: mx.array | None = None,
         coins: mx.array | None = None,
-    ) -> Scores:
-        """Scores whose softmax is the effective distribution, for rows as in `adjusted_logits`.
+    ) -> Weights:
+        """Weights of the effective distribution, for rows as in `adjusted_logits`.
 
         coins: `[rows] float32` uniforms, needed when `tosses_coins`; a row's XTC is on when its
         uniform is below the probability. Not for greedy sampling, which has no distribution.
         """
         config = self.config
         row, tops = filters.shifted(self._prepared(logits, history, proposals))
-        for name in self._filters:
+        ends_with_top_p = self._filters[-1:] == ["top_p"]
+        for name in self._filters[:-1] if ends_with_top_p else self._filters:
             if name == "temperature":
                 row = filters.temperature(row, config.temperature)
             elif name == _TOP_K_AND_P:
@@ -168,7 +170,9 @@ class SamplerChain:
                 row = filters.xtc(row, tossed, config.xtc_threshold, self._protected)
             else:
                 raise ValueError("XTC is on: every row needs a coin")
-        return Scores(row, tops)
+        if ends_with_top_p:
+            return Weights(filters.top_p_weights(row, config.top_p), tops)
+        return Weights(exp(row), tops)
 
     def draw(
         self,
@@ -178,15 +182,15 @@ class SamplerChain:
         proposals: mx.array | None = None,
         coins: mx.array | None = None,
     ) -> Draws:
-        """A token for each row and the scores it was drawn from. noise: `[rows, V] float32`,
-        standard Gumbel; the rest as in `scores`."""
-        rows, tops = self.scores(logits, history, proposals, coins)
+        """A token for each row and the weights it was drawn from. noise: `[rows, V] float32`,
+        standard exponential; the rest as in `weights`."""
+        rows, tops = self.weights(logits, history, proposals, coins)
         return Draws(draw(rows, noise), rows, tops)
 
     def choose(
         self, logits: mx.array, history: History, proposals: mx.array | None = None
     ) -> Draws:
-        """The greedy token of each row; its rows are the logits it was chosen from."""
+        """The greedy token of each row."""
         rows = self._prepared(logits, history, proposals)
         tops = mx.max(rows, axis=-1, keepdims=True)
         return Draws(largest_at(rows), rows, tops)
@@ -209,12 +213,16 @@ def _steps(names: list[str]) -> list[str]:
     return steps
 
 
-def draw(scores: mx.array, noise: mx.array) -> mx.array:
-    """An exact draw from softmax(scores) for each row: `[rows, V], [rows, V] -> [rows] int32`.
+def draw(weights: mx.array, noise: mx.array) -> mx.array:
+    """An exact draw in proportion to the weights of each row: `[rows, V], [rows, V] -> [rows]
+    int32`.
 
-    The Gumbel-max trick: with independent standard Gumbel noise the argmax has that law.
+    An exponential race: with standard exponential noise, noise / weight is exponential with the
+    weight as its rate, and of independent ones each is the first with a probability in proportion
+    to its rate. This is the Gumbel-max trick, since -log(noise) is standard Gumbel, and takes no
+    logarithm.
     """
-    return largest_at(scores + noise)
+    return largest_at(weights / noise)
 
 
 def rows_are_usable(tops: mx.array) -> bool:
@@ -228,12 +236,9 @@ def rows_are_usable(tops: mx.array) -> bool:
     return all(math.isfinite(top) for (top,) in rows)
 
 
-def log_probabilities(scores: mx.array) -> mx.array:
-    """`[rows, V] float32 -> [rows, V] float32`: the log of the distribution that is drawn from.
-
-    scores: as the filters make them, the largest of each row 0.
-    """
-    return scores - log_weight(scores)
+def probabilities(weights: mx.array) -> mx.array:
+    """`[rows, V] float32 -> [rows, V] float32`: the distribution that is drawn from."""
+    return weights / total(weights)
 
 
 def effective_token_distribution(
@@ -246,12 +251,11 @@ def effective_token_distribution(
     """The distribution that a token after `history` is drawn from. Consumes no randomness.
 
     logits: `[rows, V]`; the result is `[rows, V] float32`, rows sum to 1, one-hot when the
-    configuration is greedy. Rows and coins as in `SamplerChain.scores`.
+    configuration is greedy. Rows and coins as in `SamplerChain.weights`.
     """
     if chain.config.is_greedy:
-        choice = chain.choose(logits, history, proposals).ids
-        return (mx.arange(chain.width)[None, :] == choice[:, None]).astype(mx.float32)
-    return exp(log_probabilities(chain.scores(logits, history, proposals, coins).rows))
+        return one_hot(chain.choose(logits, history, proposals).ids, chain.width)
+    return probabilities(chain.weights(logits, history, proposals, coins).rows)
 
 
 def sample_token_with_distribution(
@@ -264,11 +268,11 @@ def sample_token_with_distribution(
 ) -> tuple[mx.array, mx.array]:
     """A token for each row and the distribution it was drawn from, from one pre-step.
 
-    logits, noise: `[rows, V] float32`, noise standard Gumbel (`mlxgen.sampling.randomness`).
+    logits, noise: `[rows, V] float32`, noise standard exponential (`mlxgen.sampling.randomness`).
     Returns ids `[rows] int32` and rows `[rows, V] float32` that sum to 1.
     """
     if chain.config.is_greedy:
         row = effective_token_distribution(logits, chain, history, proposals)
         return largest_at(row), row
     ids, rows, _ = chain.draw(logits, noise, history, proposals, coins)
-    return ids, exp(log_probabilities(rows))
+    return ids, probabilities(rows)

@@ -34,13 +34,18 @@ def exp(x: mx.array) -> mx.array:
     return mx.power(_BASE, x) if computes_one_by_one() else mx.exp(x)
 
 
-def log1p(x: mx.array) -> mx.array:
-    """log(1 + x) for finite float32 x above -1, to a few units in the last place.
+def negative_log1m(u: mx.array) -> mx.array:
+    """-log(1 - u) for float32 u in [0, 1), to a few units in the last place.
 
-    Where 1 + x is rounded to y, log(y) / (y - 1) is off by little, and x times that is the result
+    Where 1 - u is rounded to y, log(y) / (y - 1) is off by little, and u times that is the result
     (Goldberg 1991, theorem 4).
     """
     if not computes_one_by_one():
-        return mx.log1p(x)
-    y = 1 + x
-    return x * ((mx.log(y) + _NUDGE) / ((y - 1) + _NUDGE))
+        return -mx.log1p(-u)
+    y = 1 - u
+    return u * ((mx.log(y) + _NUDGE) / ((y - 1) + _NUDGE))
+
+
+def one_hot(ids: mx.array, width: int) -> mx.array:
+    """`[rows] int32 -> [rows, width] float32`: 1 at the id and 0 elsewhere."""
+    return (mx.arange(width)[None, :] == ids[:, None]).astype(mx.float32)

@@ -73,13 +73,28 @@ def top_p(scores: mx.array, p: float) -> mx.array:
     """
     if p >= 1:
         return scores
-    if p <= 0:
-        return _keep(scores, scores >= 0)
+    mass, least = _nucleus(scores, p)
+    return _keep(scores, mass >= least)
+
+
+def top_p_weights(scores: mx.array, p: float) -> mx.array:
+    """Weights of what `top_p` keeps, 0 elsewhere: it looks at them anyway."""
+    if p >= 1:
+        return exp(scores)
+    mass, least = _nucleus(scores, p)
+    return mx.where(mass >= least, mass, 0)
+
+
+def _nucleus(scores: mx.array, p: float) -> tuple[mx.array, mx.array]:
+    """The weight of each token, `[rows, V]`, and of the least likely one that top_p needs,
+    `[rows, 1]`. p: below 1."""
     mass, whole = weights(scores)
+    if p <= 0:
+        return mass, mx.max(mass, axis=-1, keepdims=True)
     # All tokens at or below this together weigh no more than 1 - p, so the nucleus needs none of
     # them.
     ascending = _sorted(mass, (1 - p) / mass.shape[-1] * whole)
-    return _keep(scores, mass >= smallest_needed(ascending, p * whole))
+    return mass, smallest_needed(ascending, p * whole)
 
 
 def _sorted(mass: mx.array, negligible: mx.array | float) -> mx.array:

@@ -25,7 +25,8 @@ accepted length is at least that of rejection sampling, since w may recover afte
 
 *Gumbel coupling* (Daliri, Musco and Suresh 2024, drafter-invariant speculative decoding). A match
 rule: y is the argmax of log p plus Gumbel noise of the position, an exact draw from p. The drafter
-uses the same noise with its q, which makes agreement likely and changes nothing about y.
+uses the same noise with its q, which makes agreement likely and changes nothing about y. Here the
+noise is exponential, y is the argmax of p / noise, and -log(noise) is the Gumbel noise.
 
 The match rules and rejection sampling are exact at each position given the accepted prefix, so
 they are for the whole text; block verification is exact for the block. After k acceptances one
@@ -102,20 +103,20 @@ def residual_resample(
 ) -> tuple[mx.array, mx.array]:
     """Draw from normalised relu(weight p - q): a scalar int32, and whether p was used instead.
 
-    p, q: `[V] float32`; noise: `[V]`, standard Gumbel. The noise must be finite, so that a token of
-    weight 0 stays at -inf and can never win.
+    p, q: `[V] float32`; noise: `[V]`, standard exponential, positive and finite, so that a token of
+    weight 0 stays at 0 and never wins.
     """
     weights, fell_back = residual_weights(p, q, weight)
-    return largest_at(mx.log(weights) + noise), fell_back
+    return largest_at(weights / noise), fell_back
 
 
-def block_weights(log_p_of_ids: mx.array, log_q_of_ids: mx.array) -> mx.array:
+def block_weights(p_of_ids: mx.array, q_of_ids: mx.array) -> mx.array:
     """w_0 .. w_k of block verification: `[k], [k] -> [k+1] float32`.
 
     w_0 = 1 and w_i = min(w_{i-1} p(t_i)/q(t_i), 1): in logs a walk that is reflected at 0, which is
     its sum minus the running maximum of its sums.
     """
-    sums = mx.concatenate([mx.zeros((1,)), mx.cumsum(log_p_of_ids - log_q_of_ids)])
+    sums = mx.concatenate([mx.zeros((1,)), mx.cumsum(mx.log(p_of_ids / q_of_ids))])
     return exp(sums - mx.cummax(sums))
 
 
@@ -138,23 +139,23 @@ class BlockKeep(NamedTuple):
     keep: mx.array
 
 
-def block_keep(log_p: mx.array, log_q: mx.array, ids: mx.array) -> BlockKeep:
-    """w and h of block verification for a drafted block: `log_p, log_q: [k, V], ids: [k]`."""
+def block_keep(p: mx.array, q: mx.array, ids: mx.array) -> BlockKeep:
+    """w and h of block verification for a drafted block: `p, q: [k, V], ids: [k]`."""
     index = ids[:, None]
     weights = block_weights(
-        mx.take_along_axis(log_p, index, axis=-1)[:, 0],
-        mx.take_along_axis(log_q, index, axis=-1)[:, 0],
+        mx.take_along_axis(p, index, axis=-1)[:, 0],
+        mx.take_along_axis(q, index, axis=-1)[:, 0],
     )
     if len(ids) == 1:
         return BlockKeep(weights, weights[1:])
     # What the target lacks at the first position decides about no length.
-    lacking = mx.maximum(weights[1:-1, None] * exp(log_p[1:]) - exp(log_q[1:]), 0)
+    lacking = mx.maximum(weights[1:-1, None] * p[1:] - q[1:], 0)
     return BlockKeep(weights, block_keep_probabilities(weights, total(lacking)[:, 0]))
 
 
 def verify_draft_block(
-    log_p: mx.array,
-    log_q: mx.array,
+    p: mx.array,
+    q: mx.array,
     ids: mx.array,
     uniforms: mx.array,
     noise_at: Callable[[mx.array], mx.array],
@@ -165,46 +166,45 @@ def verify_draft_block(
     block was drawn.
     """
     k = ids.shape[0]
-    weights, keep = block_keep(log_p[:-1], log_q, ids)
+    weights, keep = block_keep(p[:-1], q, ids)
     # A length of probability 0 is never kept, not even by a uniform of exactly 0.
     hits = (keep > 0) & (uniforms <= keep)
     accepted = mx.max(mx.where(hits, mx.arange(1, k + 1), 0)).astype(mx.int32)
     weight = mx.where(accepted < k, weights[accepted], 1)
-    return _with_next_token(log_p, log_q, accepted, noise_at, weight)
+    return _with_next_token(p, q, accepted, noise_at, weight)
 
 
 def _with_next_token(
-    log_p: mx.array,
-    log_q: mx.array,
+    p: mx.array,
+    q: mx.array,
     accepted: mx.array,
     noise_at: Callable[[mx.array], mx.array],
     weight: mx.array | None = None,
 ) -> Verdict:
     """Draw the token behind the accepted prefix: from the residual there, or the bonus from p."""
-    k = log_q.shape[0]
-    p_row, was_cut = exp(log_p[accepted]), accepted < k
+    k = q.shape[0]
+    was_cut = accepted < k
     # Behind the last proposal q is nothing, and the residual is p: the bonus token.
-    q_row = mx.where(was_cut, exp(log_q[mx.minimum(accepted, k - 1)]), 0)
-    next_id, fell_back = residual_resample(p_row, q_row, noise_at(accepted), weight)
+    q_row = mx.where(was_cut, q[mx.minimum(accepted, k - 1)], 0)
+    next_id, fell_back = residual_resample(p[accepted], q_row, noise_at(accepted), weight)
     return Verdict(accepted, next_id, fell_back & was_cut)
 
 
 def verify_draft_tokens(
-    log_p: mx.array,
-    log_q: mx.array,
+    p: mx.array,
+    q: mx.array,
     ids: mx.array,
     uniforms: mx.array,
     noise_at: Callable[[mx.array], mx.array],
 ) -> Verdict:
     """Judge a block of proposals by modified rejection sampling.
 
-    log_p: `[k+1, V] float32`, logs of rows that sum to 1; log_q: `[k, V] float32`, likewise; ids:
-    `[k] int32`, drawn from log_q; uniforms: `[k]` in [0, 1). noise_at(n) gives Gumbel noise `[V]`
-    for offset n, which is known on the device only. Only the probabilities of the proposals and
-    one full row of p and q are computed.
+    p: `[k+1, V] float32`, rows sum to 1; q: `[k, V] float32`, likewise; ids: `[k] int32`, drawn
+    from q; uniforms: `[k]` in [0, 1). noise_at(n) gives exponential noise `[V]` for offset n, which
+    is known on the device only.
     """
     index = ids[:, None]
-    p_of_ids = exp(mx.take_along_axis(log_p[:-1], index, axis=-1)[:, 0])
-    q_of_ids = exp(mx.take_along_axis(log_q, index, axis=-1)[:, 0])
+    p_of_ids = mx.take_along_axis(p[:-1], index, axis=-1)[:, 0]
+    q_of_ids = mx.take_along_axis(q, index, axis=-1)[:, 0]
     accepted = leading_run(stochastic_hits(p_of_ids, q_of_ids, uniforms))
-    return _with_next_token(log_p, log_q, accepted, noise_at)
+    return _with_next_token(p, q, accepted, noise_at)

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxgen.drafters.proposal import Proposal
-from mlxgen.sampling.chain import SamplerChain, log_probabilities
+from mlxgen.sampling.chain import SamplerChain, probabilities
 from mlxgen.sampling.history import History
 from mlxgen.sampling.randomness import Randomness, Stream, uniform
 from mlxgen.sampling.target_draw import draw_by_position
@@ -65,7 +65,7 @@ class Verifier:
 
     @property
     def wants_distribution(self) -> bool:
-        """Whether proposals must carry log_q."""
+        """Whether proposals must carry q."""
         return self.rule.needs_distribution or self._diagnostics
 
     def verify(self, logits: mx.array, history: History, proposal: Proposal) -> Verification:
@@ -79,48 +79,47 @@ class Verifier:
             self._chain, self._randomness, logits, history, proposal.ids, len(history)
         )
         forms = None
-        if self._diagnostics and proposal.log_q is not None:
+        if self._diagnostics and proposal.q is not None:
             if self._chain.config.is_greedy:
-                forms = _one_hot_forms(drawn.ids[:-1], proposal.log_q)
+                forms = _one_hot_forms(drawn.ids[:-1], proposal.q)
             else:
-                log_p = log_probabilities(drawn.scores[:-1])
-                forms = _forms(log_p, proposal.log_q, proposal.ids)
+                forms = _forms(probabilities(drawn.rows[:-1]), proposal.q, proposal.ids)
         verdict = match_draft_tokens(proposal.ids, drawn.ids)
         return Verification(verdict, drawn.tops, forms)
 
     def _judge_by_distribution(
         self, logits: mx.array, history: History, proposal: Proposal
     ) -> Verification:
-        if proposal.log_q is None:
-            raise ValueError(f"the rule {self.rule.id} needs proposals with log_q")
+        if proposal.q is None:
+            raise ValueError(f"the rule {self.rule.id} needs proposals with q")
         rows, round_start = logits.shape[0], len(history)
         chain, keys = self._chain, self._randomness
         coins = None
         if chain.tosses_coins:
             coins = uniform(keys.round_keys(Stream.TARGET_COIN, round_start, range(rows)))
-        scores = chain.scores(logits, history, proposal.ids, coins)
-        log_p = log_probabilities(scores.rows)
+        weights = chain.weights(logits, history, proposal.ids, coins)
+        p = probabilities(weights.rows)
         uniforms = keys.accept_uniforms(round_start, rows - 1)
         noise_at = keys.residual_noise(round_start, rows, chain.width)
         verify = verify_draft_block if self.rule is selection.BLOCK else verify_draft_tokens
-        verdict = verify(log_p, proposal.log_q, proposal.ids, uniforms, noise_at)
+        verdict = verify(p, proposal.q, proposal.ids, uniforms, noise_at)
         forms = None
         if self._diagnostics:
-            forms = _forms(log_p[:-1], proposal.log_q, proposal.ids)
-        return Verification(verdict, scores.tops, forms)
+            forms = _forms(p[:-1], proposal.q, proposal.ids)
+        return Verification(verdict, weights.tops, forms)
 
 
-def _forms(log_p: mx.array, log_q: mx.array, ids: mx.array) -> FormArrays:
+def _forms(p: mx.array, q: mx.array, ids: mx.array) -> FormArrays:
     return FormArrays(
-        sum_min=closed_forms.sum_min(log_p, log_q),
-        sum_prod=closed_forms.sum_prod(log_p, log_q),
-        gumbel=closed_forms.gumbel_overlap(log_p, log_q),
-        block_survival=closed_forms.block_survival(block_keep(log_p, log_q, ids).keep),
+        sum_min=closed_forms.sum_min(p, q),
+        sum_prod=closed_forms.sum_prod(p, q),
+        gumbel=closed_forms.gumbel_overlap(p, q),
+        block_survival=closed_forms.block_survival(block_keep(p, q, ids).keep),
     )
 
 
-def _one_hot_forms(target_ids: mx.array, log_q: mx.array) -> FormArrays:
+def _one_hot_forms(target_ids: mx.array, q: mx.array) -> FormArrays:
     """Under greedy sampling both rows are one-hot and every form is their overlap."""
-    overlap = closed_forms.probability_of(target_ids, log_q)
+    overlap = closed_forms.probability_of(target_ids, q)
     kept = mx.arange(overlap.shape[0]) < leading_run(overlap > 0)
     return FormArrays(overlap, overlap, overlap, kept.astype(mx.float32))

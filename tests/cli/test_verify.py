@@ -16,7 +16,8 @@ from mlxgen.cache import caches as cache_ops
 from mlxgen.cache.cached_model import CachedModel
 from mlxgen.drafters.draft_model import DraftModel
 from mlxgen.sampling import chain as chain_module
-from mlxgen.sampling.target_draw import TargetDraw, draw_by_position
+from mlxgen.sampling.chain import Draws
+from mlxgen.sampling.target_draw import draw_by_position
 from mlxgen.speculative.rules import BlockKeep, block_keep
 from tests.fixtures.command import Outcome, mlxgen_here
 from tests.fixtures.model_directories import FloatArray, Vocabulary
@@ -193,9 +194,9 @@ def test_a_draft_that_reports_another_q(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proposals are drawn from a row that is four times as sharp as the one that is reported."""
-    right = chain_module.log_probabilities
+    right = chain_module.probabilities
     monkeypatch.setattr(
-        "mlxgen.drafters.draft_model.log_probabilities", lambda scores: right(scores / 4)
+        "mlxgen.drafters.draft_model.probabilities", lambda weights: right(weights**0.25)
     )
     failed = failed_checks(pair, "-n", 120)
     assert {"theory, sampler-match", "theory, stochastic"} <= set(failed)
@@ -209,8 +210,8 @@ def test_target_draws_keyed_by_another_position(
 
     right: Any = draw_by_position
 
-    def one_off(*arguments: Any) -> TargetDraw:
-        drawn: TargetDraw = right(*arguments[:-1], arguments[-1] + 1)
+    def one_off(*arguments: Any) -> Draws:
+        drawn: Draws = right(*arguments[:-1], arguments[-1] + 1)
         return drawn
 
     monkeypatch.setattr("mlxgen.speculative.verification.draw_by_position", one_off)
