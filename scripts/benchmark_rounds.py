@@ -12,7 +12,8 @@ median and quartiles. The last line of stdout is one JSON document. Pairs other 
 random weights: they say what a round costs, not what it brings.
 
 mlx-lm's arms run in a process of their own, with the same weights: what mlxgen sets up for a
-process, its BLAS on a CPU and MLX's settings on CUDA, must not help or harm them.
+process, its BLAS on a CPU and MLX's settings on CUDA, must not help or harm them. So do mlxgen's
+plain steps, since a process that does not speculate is set up in another way.
 """
 
 from __future__ import annotations
@@ -104,13 +105,15 @@ def random_model(shape: str, dtype: mx.Dtype, bits: int | None) -> Any:
     return model
 
 
-def load_models(pair: str, bits: int | None) -> tuple[Any, Any, int]:
-    """Target, draft and the number of token ids."""
+def load_models(pair: str, bits: int | None, verifies_blocks: bool) -> tuple[Any, Any, int]:
+    """Target, draft and the number of token ids. verifies_blocks: as in `load`."""
     if pair == "default":
-        target = load(str(default_pair.target_directory()))
-        draft = load(str(default_pair.draft_directory()), role="draft")
+        target = load(str(default_pair.target_directory()), verifies_blocks=verifies_blocks)
+        draft = load(
+            str(default_pair.draft_directory()), role="draft", verifies_blocks=verifies_blocks
+        )
         return target.model, draft.model, target.drawable_ids
-    prepare_cuda()
+    prepare_cuda(verifies_blocks=verifies_blocks)
     on_cpu = mx.default_device().type == mx.DeviceType.cpu
     if on_cpu:
         blas.use_fast_blas()
@@ -323,11 +326,9 @@ FLOOR = "floor"
 GREEDY = SamplingConfig()
 PURE = SamplingConfig(temperature=0.7)
 SAMPLED = SamplingConfig(temperature=0.7, top_p=0.9)
-OWN_ARMS: dict[str, Callable[[Bench], Burst]] = {
+ROUND_ARMS: dict[str, Callable[[Bench], Burst]] = {
     FLOOR: lambda bench: bench.floor(),
     "floor as mlxgen runs it": lambda bench: bench.floor(as_mlxgen=True),
-    "plain T=0": lambda bench: bench.plain(GREEDY),
-    "plain T=0.7 top-p 0.9": lambda bench: bench.plain(SAMPLED),
     "round T=0": lambda bench: bench.speculative(GREEDY, AcceptRule.SAMPLER_MATCH, False),
     **{
         f"round T=0.7 {rule.value}": partial(
@@ -345,7 +346,12 @@ OWN_ARMS: dict[str, Callable[[Bench], Burst]] = {
         SAMPLED, AcceptRule.STOCHASTIC, True
     ),
 }
-"""The floor and mlxgen: name to what makes the measurement."""
+"""The floor and mlxgen's rounds: name to what makes the measurement."""
+PLAIN_ARMS: dict[str, Callable[[Bench], Burst]] = {
+    "plain T=0": lambda bench: bench.plain(GREEDY),
+    "plain T=0.7 top-p 0.9": lambda bench: bench.plain(SAMPLED),
+}
+"""The same of mlxgen's plain steps."""
 MLX_LM_ARMS: dict[str, Callable[[Bench], Burst]] = {
     "mlx-lm plain T=0": lambda bench: bench.mlx_lm_plain(0.0, 0.0),
     "mlx-lm plain T=0.7 top-p 0.9": lambda bench: bench.mlx_lm_plain(0.7, 0.9),
@@ -353,7 +359,7 @@ MLX_LM_ARMS: dict[str, Callable[[Bench], Burst]] = {
     "mlx-lm round T=0.7": lambda bench: bench.mlx_lm_speculative(0.7, 0.0),
     "mlx-lm round T=0.7 top-p 0.9": lambda bench: bench.mlx_lm_speculative(0.7, 0.9),
 }
-"""The same of mlx-lm, for the process of its own."""
+"""The same of mlx-lm."""
 
 
 def made(
@@ -363,14 +369,26 @@ def made(
     return {name: make(bench) for name, make in arms.items() if name in chosen}
 
 
-class OtherProcess:
-    """mlx-lm's arms, served by this script in a child process: one line asks for a burst, one line
-    of JSON answers with its times."""
+class Served(NamedTuple):
+    """Arms that have a process of their own, and what its environment has besides."""
 
-    def __init__(self, arguments: list[str]) -> None:
+    arms: dict[str, Callable[[Bench], Burst]]
+    environment: dict[str, str]
+
+
+SERVED = {"plain": Served(PLAIN_ARMS, {}), "mlx-lm": Served(MLX_LM_ARMS, MLX_DEFAULTS)}
+"""By the name with which a child is told."""
+
+
+class OtherProcess:
+    """Arms that this script serves in a child process: one line asks for a burst, one line of JSON
+    answers with its times."""
+
+    def __init__(self, name: str, arguments: list[str]) -> None:
+        self._name = name
         self._child = subprocess.Popen(
-            [sys.executable, __file__, *arguments, "--serve-mlx-lm"],
-            env={**os.environ, **MLX_DEFAULTS},
+            [sys.executable, __file__, *arguments, "--serve", name],
+            env={**os.environ, **SERVED[name].environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -382,7 +400,7 @@ class OtherProcess:
         def burst_of(name: str) -> Burst:
             return lambda rounds: self._ask({"arm": name, "rounds": rounds})
 
-        return {name: burst_of(name) for name in MLX_LM_ARMS if name in chosen}
+        return {name: burst_of(name) for name in SERVED[self._name].arms if name in chosen}
 
     def _ask(self, question: dict[str, Any]) -> list[float]:
         requests, answers = self._child.stdin, self._child.stdout
@@ -393,7 +411,7 @@ class OtherProcess:
         except BrokenPipeError:
             answer = ""
         if not answer:
-            raise SystemExit("mlx-lm's process ended; its message is above")
+            raise SystemExit(f"the process of {self._name} ended; its message is above")
         times: list[float] = json.loads(answer)
         return times
 
@@ -479,7 +497,7 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=600, help="begin no cycle after these, but make one"
     )
-    every_arm = [*OWN_ARMS, *MLX_LM_ARMS]
+    every_arm = [*ROUND_ARMS, *PLAIN_ARMS, *MLX_LM_ARMS]
     parser.add_argument(
         "--arms",
         nargs="+",
@@ -488,22 +506,28 @@ def main() -> None:
         metavar="ARM",
         help="beside the floor; the first columns of the tables name them",
     )
-    parser.add_argument("--serve-mlx-lm", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--serve", choices=SERVED, help=argparse.SUPPRESS)
     options = parser.parse_args()
     chosen = [FLOOR, *options.arms]
-    needs_mlx_lm = any(name in MLX_LM_ARMS for name in chosen)
-    # Started first: the settings of this process come with its models.
-    other = None
-    if needs_mlx_lm and not options.serve_mlx_lm:
-        other = OtherProcess(sys.argv[1:])
-    target, draft, width = load_models(options.pair, options.bits)
+    others = []
+    if options.serve is None:
+        # Started first: the settings of this process come with its models.
+        others = [
+            OtherProcess(name, sys.argv[1:])
+            for name, served in SERVED.items()
+            if any(arm in served.arms for arm in chosen)
+        ]
+    verifies_blocks = options.serve != "plain"
+    target, draft, width = load_models(options.pair, options.bits, verifies_blocks)
     bench = Bench(target, draft, width, options.k)
-    if options.serve_mlx_lm:
-        serve(made(MLX_LM_ARMS, chosen, bench))
+    if options.serve is not None:
+        serve(made(SERVED[options.serve].arms, chosen, bench))
         return
-    arms = made(OWN_ARMS, chosen, bench) | (other.arms(chosen) if other is not None else {})
+    arms = made(ROUND_ARMS, chosen, bench)
+    for other in others:
+        arms |= other.arms(chosen)
     times = measure(arms, options.rounds, options.cycles, options.seconds)
-    if other is not None:
+    for other in others:
         other.close()
     print(table(times))
     facts = {

@@ -49,7 +49,8 @@ def lengths_by_arm(
     model = models.llama(1)
     recorder = Recorder(model)
     bench = module.Bench(recorder, model, model.args.vocab_size, K)
-    arms = module.made({**module.OWN_ARMS, **module.MLX_LM_ARMS}, chosen, bench)
+    every_arm = {**module.ROUND_ARMS, **module.PLAIN_ARMS, **module.MLX_LM_ARMS}
+    arms = module.made(every_arm, chosen, bench)
     prefix = len(module.PROMPT) - 1
     lengths: dict[str, list[int]] = {name: [] for name in arms}
     for _ in range(BURSTS):
@@ -104,7 +105,7 @@ def test_the_floor_as_mlxgen_runs_it_is_filled_up_and_in_pieces(
     model = models.llama(1)
     recorder = Recorder(model)
     bench = benchmark_rounds.Bench(recorder, model, model.args.vocab_size, K)
-    burst = benchmark_rounds.OWN_ARMS[arm](bench)
+    burst = benchmark_rounds.ROUND_ARMS[arm](bench)
     recorder.taken_tokens.clear()
     burst(ROUNDS)
     assert set(recorder.taken_tokens) == {width}
