@@ -11,9 +11,10 @@ time of a burst is the median of its rounds; ratios are taken within a cycle and
 median and quartiles. The last line of stdout is one JSON document. Pairs other than `default` have
 random weights: they say what a round costs, not what it brings.
 
-mlx-lm's arms run in a process of their own, with the same weights: what mlxgen sets up for a
-process, its BLAS on a CPU and MLX's settings on CUDA, must not help or harm them. So do mlxgen's
-plain steps, since a process that does not speculate is set up in another way.
+Each of mlx-lm's arms runs in a process of its own, with the same weights: what mlxgen sets up for
+a process, its BLAS on a CPU and MLX's settings on CUDA, must not help or harm it, nor what another
+arm left behind, such as cuDNN's plans for attention at a length. So does each of mlxgen's plain
+steps, since a process that does not speculate is set up in another way.
 """
 
 from __future__ import annotations
@@ -369,49 +370,35 @@ def made(
     return {name: make(bench) for name, make in arms.items() if name in chosen}
 
 
-class Served(NamedTuple):
-    """Arms that have a process of their own, and what its environment has besides."""
-
-    arms: dict[str, Callable[[Bench], Burst]]
-    environment: dict[str, str]
-
-
-SERVED = {"plain": Served(PLAIN_ARMS, {}), "mlx-lm": Served(MLX_LM_ARMS, MLX_DEFAULTS)}
-"""By the name with which a child is told."""
+SERVED_ARMS = PLAIN_ARMS | MLX_LM_ARMS
+"""Those that have a process of their own."""
 
 
 class OtherProcess:
-    """Arms that this script serves in a child process: one line asks for a burst, one line of JSON
-    answers with its times."""
+    """An arm that this script serves in a child process: a line says how many rounds a burst has,
+    and a line of JSON answers with its times."""
 
-    def __init__(self, name: str, arguments: list[str]) -> None:
-        self._name = name
+    def __init__(self, arm: str, arguments: list[str]) -> None:
+        self._arm = arm
         self._child = subprocess.Popen(
-            [sys.executable, __file__, *arguments, "--serve", name],
-            env={**os.environ, **SERVED[name].environment},
+            [sys.executable, __file__, *arguments, "--serve", arm],
+            env=os.environ | (MLX_DEFAULTS if arm in MLX_LM_ARMS else {}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
 
-    def arms(self, chosen: list[str]) -> dict[str, Burst]:
-        """Name to measurement."""
-
-        def burst_of(name: str) -> Burst:
-            return lambda rounds: self._ask({"arm": name, "rounds": rounds})
-
-        return {name: burst_of(name) for name in SERVED[self._name].arms if name in chosen}
-
-    def _ask(self, question: dict[str, Any]) -> list[float]:
+    def burst(self, rounds: int) -> list[float]:
+        """Run one."""
         requests, answers = self._child.stdin, self._child.stdout
         assert requests is not None and answers is not None
         try:
-            print(json.dumps(question), file=requests, flush=True)
+            print(rounds, file=requests, flush=True)
             answer = answers.readline()
         except BrokenPipeError:
             answer = ""
         if not answer:
-            raise SystemExit(f"the process of {self._name} ended; its message is above")
+            raise SystemExit(f"the process of {self._arm} ended; its message is above")
         times: list[float] = json.loads(answer)
         return times
 
@@ -420,11 +407,10 @@ class OtherProcess:
         self._child.communicate()
 
 
-def serve(bursts: dict[str, Burst]) -> None:
+def serve(burst: Burst) -> None:
     """The child's side, until its stdin ends."""
     for line in sys.stdin:
-        question = json.loads(line)
-        print(json.dumps(bursts[question["arm"]](question["rounds"])), flush=True)
+        print(json.dumps(burst(int(line))), flush=True)
 
 
 COMPARED = [
@@ -506,28 +492,19 @@ def main() -> None:
         metavar="ARM",
         help="beside the floor; the first columns of the tables name them",
     )
-    parser.add_argument("--serve", choices=SERVED, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", choices=SERVED_ARMS, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    chosen = [FLOOR, *options.arms]
-    others = []
-    if options.serve is None:
-        # Started first: the settings of this process come with its models.
-        others = [
-            OtherProcess(name, sys.argv[1:])
-            for name, served in SERVED.items()
-            if any(arm in served.arms for arm in chosen)
-        ]
-    verifies_blocks = options.serve != "plain"
-    target, draft, width = load_models(options.pair, options.bits, verifies_blocks)
-    bench = Bench(target, draft, width, options.k)
     if options.serve is not None:
-        serve(made(SERVED[options.serve].arms, chosen, bench))
+        models = load_models(options.pair, options.bits, options.serve not in PLAIN_ARMS)
+        serve(SERVED_ARMS[options.serve](Bench(*models, options.k)))
         return
-    arms = made(ROUND_ARMS, chosen, bench)
-    for other in others:
-        arms |= other.arms(chosen)
-    times = measure(arms, options.rounds, options.cycles, options.seconds)
-    for other in others:
+    # Started first: the settings of this process come with its models.
+    others = {arm: OtherProcess(arm, sys.argv[1:]) for arm in SERVED_ARMS if arm in options.arms}
+    bench = Bench(*load_models(options.pair, options.bits, True), options.k)
+    bursts = made(ROUND_ARMS, [FLOOR, *options.arms], bench)
+    bursts |= {arm: other.burst for arm, other in others.items()}
+    times = measure(bursts, options.rounds, options.cycles, options.seconds)
+    for other in others.values():
         other.close()
     print(table(times))
     facts = {
