@@ -637,6 +637,26 @@ def test_code_that_cannot_work_with_quantised_entries_is_refused_in_one_line() -
     assert "\n" not in str(raised.value)
 
 
+def test_a_device_without_quantised_products_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On CUDA MLX raises when it evaluates such a product, not when it is built."""
+    evaluated: Any = mx.eval
+
+    def missing(*arrays: Any) -> None:
+        evaluated(*arrays)
+        raise RuntimeError("[quantized_matmul] No implementation for problem shape: 1x2x32x2")
+
+    settings = greedy(cache=CacheConfig(kv_bits=8, kv_group_size=32))
+    model = pair("llama")[0]
+    settings.cached(model, "target")
+    monkeypatch.setattr(mx, "eval", missing)
+    greedy().cached(model, "target")
+    with pytest.raises(OptionError, match="MLX cannot multiply by such a cache") as raised:
+        settings.cached(model, "target")
+    assert "\n" not in str(raised.value) and "drop it" in str(raised.value)
+
+
 def check_size_is_honoured(name: str, target: Any) -> None:
     """`--max-kv-size` bounds every cache that grows, or is refused."""
     settings = greedy(cache=CacheConfig(max_kv_size=12))

@@ -129,6 +129,24 @@ def test_speculative_text_of_a_markov_chain_has_its_transitions(models: ModelSto
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rule", [AcceptRule.STOCHASTIC, AcceptRule.BLOCK])
+def test_a_draft_with_a_narrower_nucleus_leaves_the_law_alone(
+    models: ModelStore, monkeypatch: pytest.MonkeyPatch, rule: AcceptRule
+) -> None:
+    """The target keeps four of six tokens, the draft proposes two of them."""
+    monkeypatch.setattr("mlxgen.sampling.filters.computes_one_by_one", lambda: True)
+    monkeypatch.setattr("mlxgen.drafters.draft_model._NUCLEUS_TOKENS", 2)
+    sampling = SamplingConfig(temperature=TEMPERATURE, top_p=0.95)
+    run = run_on(models, SAMPLED.but(sampling=sampling, rule=rule, k=3))
+    kept = np.where(np.arange(6) < 4, P, 0)
+    assert follows(run.ids(4000), kept / kept.sum())
+    proposable = np.where(np.arange(6) < 2, Q, 0)
+    if rule is AcceptRule.STOCHASTIC:
+        q = proposable / proposable.sum()
+        check_acceptance(run, float(np.minimum(kept / kept.sum(), q).sum()))
+
+
+@pytest.mark.slow
 def test_filtered_target_support_is_never_violated(models: ModelStore) -> None:
     """A top_k = 2 target against an unfiltered draft: not one token outside, in 1,500."""
     filtered = SamplingConfig(temperature=TEMPERATURE, top_k=2)

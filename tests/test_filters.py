@@ -61,6 +61,10 @@ ROWS = st.integers(2, 12).flatmap(
 SHARES = st.floats(0.001, 0.999)
 
 
+def probabilities(weights: FloatArray) -> FloatArray:
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
+
+
 def top_k(scores: mx.array, k: float) -> mx.array:
     """`filters.top_k` with a k as the other settings are typed."""
     return filters.top_k(scores, int(k))
@@ -277,6 +281,38 @@ def test_xtc_needs_its_coin_and_spares_protected_tokens() -> None:
     assert tossed.tolist() == [[False, False, True, True], [True] * 4]
     spared = np.isfinite(np.array(filters.xtc(rows, coins, 0.1, mx.array([0], dtype=mx.int32))))
     assert spared.tolist() == [[True, False, True, True], [True] * 4]
+
+
+@pytest.mark.parametrize("one_by_one", [True, False])
+@given(rows=ROWS, p=st.one_of(SHARES, st.sampled_from([0.0, 1.0])), among=st.integers(1, 14))
+def test_weights_of_top_p_are_those_of_what_it_keeps(
+    one_by_one: bool, rows: list[list[float]], p: float, among: int
+) -> None:
+    scores = scores_of(rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(filters, "computes_one_by_one", lambda: one_by_one)
+        for most in (None, among):
+            kept = np.array(filters.top_p(scores, p, most))
+            weights = np.array(filters.top_p_weights(scores, p, most))
+            expected = np.exp(kept.astype(np.float64))
+            np.testing.assert_array_equal(weights > 0, expected > 0)
+            np.testing.assert_allclose(probabilities(weights), probabilities(expected), 1e-5)
+
+
+@pytest.mark.parametrize("one_by_one", [True, False])
+@given(rows=ROWS, p=SHARES, among=st.integers(1, 14))
+def test_top_p_among_a_few_keeps_those_of_its_tokens(
+    one_by_one: bool, rows: list[list[float]], p: float, among: int
+) -> None:
+    """It keeps no other, and all of its own where nothing is saved by keeping fewer."""
+    assume(all(is_clear_of_merges(np.array(row, dtype=np.float32)) for row in rows))
+    scores = scores_of(rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(filters, "computes_one_by_one", lambda: one_by_one)
+        whole = np.isfinite(np.array(filters.top_p(scores, p)))
+        few = np.isfinite(np.array(filters.top_p(scores, p, among)))
+    likeliest = np.stack([kept_by_top_k(row, among) for row in np.array(scores)])
+    np.testing.assert_array_equal(few, whole & likeliest if one_by_one else whole)
 
 
 @pytest.mark.parametrize("one_by_one", [True, False])

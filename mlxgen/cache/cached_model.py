@@ -220,10 +220,11 @@ class CachedModel:
         return logits
 
     def _check_options(self) -> None:
-        """Build, on caches of its own and without evaluating it, what the options lead to.
+        """Build, on caches of its own, what the options lead to.
 
         Models differ in what they do with a cache; those that cannot work with a quantised one or
-        a ring fail on a shape or a type.
+        a ring fail on a shape or a type. Whether MLX can multiply by a quantised cache on this
+        device is seen only when it is evaluated.
         """
         config = self._config
         if config.kv_bits is not None:
@@ -239,10 +240,16 @@ class CachedModel:
         try:
             for size in sizes:
                 cache_ops.quantize_if_due(caches, probe)
-                self._model(mx.zeros((1, size), dtype=mx.int32), cache=caches)
+                logits = self._model(mx.zeros((1, size), dtype=mx.int32), cache=caches)
+                if config.kv_bits is not None:
+                    mx.eval(logits)
         except ValueError as error:
             raise OptionError(f"{option} does not fit the {self.role} model: {error}") from error
         except (AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
+            if "No implementation" in str(error):
+                raise OptionError(
+                    f"{option}: MLX cannot multiply by such a cache on this device; drop it"
+                ) from error
             raise OptionError(
                 f"{option}: mlx-lm's code for the {self.role} model cannot work with it; drop it"
             ) from error

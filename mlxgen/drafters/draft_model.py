@@ -12,6 +12,8 @@ from mlxgen.sampling.history import History, IntArray
 from mlxgen.sampling.randomness import Randomness, Stream, uniform
 
 _REPLAYED_TOKENS = 2
+_NUCLEUS_TOKENS = 4096
+"""A proposal from further down is hardly ever accepted, and finding it costs a sort of them all."""
 
 
 class DraftModel:
@@ -38,7 +40,7 @@ class DraftModel:
         self._context_tokens = context_tokens
         self._is_past_context = False
         self._model = model
-        self._chain = chain
+        self._chain = chain.narrowed(_NUCLEUS_TOKENS)
         self._randomness = randomness
 
     @property
@@ -116,8 +118,7 @@ class DraftModel:
             q = one_hot(ids, chain.width)
         elif want_distribution:
             q = probabilities(mx.concatenate([step.rows for step in drawn]))
-        tops = mx.concatenate([step.tops for step in drawn])
-        return Proposal(ids=ids, q=q, tops=tops)
+        return Proposal(ids=ids, q=q, tops=tuple(step.tops for step in drawn))
 
     def _keys(self, stream: Stream, history: History, k: int) -> mx.array:
         # The target's streams are keyed by position, so both sides meet the same coins.

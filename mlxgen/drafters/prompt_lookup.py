@@ -116,7 +116,7 @@ class PromptLookup:
         """What `plan` found."""
         ids = mx.array(self._found[:k])
         q = one_hot(ids, self._vocabulary_width) if want_distribution else None
-        return Proposal(ids=ids, q=q, tops=None)
+        return Proposal(ids=ids, q=q)
 
     def record(self, proposed: int, accepted: int) -> None:
         """Tell the governor how the round went."""

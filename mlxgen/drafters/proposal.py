@@ -35,13 +35,13 @@ class Proposal:
 
     ids: `[k] int32` on the device, k >= 1. q: `[k, width] float32`, rows sum to 1, the
     distributions that the ids were really drawn from, or None when the drafter has none to
-    report. tops: `[k, 1]` on the device, the drafter's largest logits for `rows_are_usable`, or
-    None when it has no logits.
+    report. tops: the drafter's largest logits for `rows_are_usable`, one `[1, 1]` on the device for
+    each row of logits that it had: a GPU hands the host so little without copying.
     """
 
     ids: mx.array
     q: mx.array | None
-    tops: mx.array | None
+    tops: tuple[mx.array, ...] = ()
 
 
 class Drafter(Protocol):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from copy import copy
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -66,12 +67,24 @@ class SamplerChain:
         self._breakers = mx.array(sorted(self._breaker_ids), dtype=mx.int32)
         self._bias = self._dense_bias()
         self._filters = _steps([name for name in config.order if name in config.active_filters])
+        # A last top_p looks at weights, so the chain ends in those, and not in scores.
+        self._ends_with_top_p = self._filters[-1:] == ["top_p"]
+        if self._ends_with_top_p:
+            self._filters.pop()
+        self._nucleus_tokens: int | None = None
 
     def with_config(self, config: SamplingConfig) -> SamplerChain:
         """The same chain under another configuration, for a draft with its own temperature."""
         return SamplerChain(
             config, self.width, protected=self._protected_ids, breakers=self._breaker_ids
         )
+
+    def narrowed(self, nucleus_tokens: int) -> SamplerChain:
+        """The same chain, whose top_p need not keep more than so many tokens: for a draft, which
+        may propose from any distribution that it reports."""
+        chain = copy(self)
+        chain._nucleus_tokens = nucleus_tokens
+        return chain
 
     def _dense_bias(self) -> mx.array | None:
         if not self.config.logit_bias:
@@ -147,10 +160,25 @@ class SamplerChain:
         coins: `[rows] float32` uniforms, needed when `tosses_coins`; a row's XTC is on when its
         uniform is below the probability. Not for greedy sampling, which has no distribution.
         """
+        scores, tops = self._scores(logits, history, proposals, coins)
+        return Weights(self._weights_of(scores), tops)
+
+    def _weights_of(self, scores: mx.array) -> mx.array:
+        if self._ends_with_top_p:
+            return filters.top_p_weights(scores, self.config.top_p, self._nucleus_tokens)
+        return exp(scores)
+
+    def _scores(
+        self,
+        logits: mx.array,
+        history: History,
+        proposals: mx.array | None,
+        coins: mx.array | None,
+    ) -> tuple[mx.array, mx.array]:
+        """Rows behind all filters but a last top_p, and the largest logits before the filters."""
         config = self.config
         row, tops = filters.shifted(self._prepared(logits, history, proposals))
-        ends_with_top_p = self._filters[-1:] == ["top_p"]
-        for name in self._filters[:-1] if ends_with_top_p else self._filters:
+        for name in self._filters:
             if name == "temperature":
                 row = filters.temperature(row, config.temperature)
             elif name == _TOP_K_AND_P:
@@ -158,7 +186,7 @@ class SamplerChain:
             elif name == "top_k":
                 row = filters.top_k(row, config.top_k)
             elif name == "top_p":
-                row = filters.top_p(row, config.top_p)
+                row = filters.top_p(row, config.top_p, self._nucleus_tokens)
             elif name == "min_p":
                 row = filters.min_p(row, config.min_p)
             elif name == "typical_p":
@@ -170,9 +198,7 @@ class SamplerChain:
                 row = filters.xtc(row, tossed, config.xtc_threshold, self._protected)
             else:
                 raise ValueError("XTC is on: every row needs a coin")
-        if ends_with_top_p:
-            return Weights(filters.top_p_weights(row, config.top_p), tops)
-        return Weights(exp(row), tops)
+        return row, tops
 
     def draw(
         self,
@@ -184,8 +210,12 @@ class SamplerChain:
     ) -> Draws:
         """A token for each row and the weights it was drawn from. noise: `[rows, V] float32`,
         standard exponential; the rest as in `weights`."""
-        rows, tops = self.weights(logits, history, proposals, coins)
-        return Draws(draw(rows, noise), rows, tops)
+        scores, tops = self._scores(logits, history, proposals, coins)
+        rows = self._weights_of(scores)
+        if self._ends_with_top_p:
+            return Draws(draw(rows, noise), rows, tops)
+        # The same race in logs; rows that nobody asks for are never computed.
+        return Draws(largest_at(scores - mx.log(noise)), rows, tops)
 
     def choose(
         self, logits: mx.array, history: History, proposals: mx.array | None = None

@@ -66,26 +66,27 @@ def top_k_and_p(scores: mx.array, k: int, p: float) -> mx.array:
     return _keep(scores, scores >= cut)
 
 
-def top_p(scores: mx.array, p: float) -> mx.array:
+def top_p(scores: mx.array, p: float, among: int | None = None) -> mx.array:
     """Keep the smallest set of most likely tokens whose mass reaches p; 0 keeps the top token.
 
-    Ties are those of probabilities in float32.
+    Ties are those of probabilities in float32. among: it need not keep more than so many of the
+    most likely tokens and those tied with them, and does not where that is cheaper.
     """
     if p >= 1:
         return scores
-    mass, least = _nucleus(scores, p)
+    mass, least = _nucleus(scores, p, among)
     return _keep(scores, mass >= least)
 
 
-def top_p_weights(scores: mx.array, p: float) -> mx.array:
+def top_p_weights(scores: mx.array, p: float, among: int | None = None) -> mx.array:
     """Weights of what `top_p` keeps, 0 elsewhere: it looks at them anyway."""
     if p >= 1:
         return exp(scores)
-    mass, least = _nucleus(scores, p)
+    mass, least = _nucleus(scores, p, among)
     return mx.where(mass >= least, mass, 0)
 
 
-def _nucleus(scores: mx.array, p: float) -> tuple[mx.array, mx.array]:
+def _nucleus(scores: mx.array, p: float, among: int | None) -> tuple[mx.array, mx.array]:
     """The weight of each token, `[rows, V]`, and of the least likely one that top_p needs,
     `[rows, 1]`. p: below 1."""
     mass, whole = weights(scores)
@@ -93,18 +94,21 @@ def _nucleus(scores: mx.array, p: float) -> tuple[mx.array, mx.array]:
         return mass, mx.max(mass, axis=-1, keepdims=True)
     # All tokens at or below this together weigh no more than 1 - p, so the nucleus needs none of
     # them.
-    ascending = _sorted(mass, (1 - p) / mass.shape[-1] * whole)
+    ascending = _sorted(mass, (1 - p) / mass.shape[-1] * whole, among)
     return mass, smallest_needed(ascending, p * whole)
 
 
-def _sorted(mass: mx.array, negligible: mx.array | float) -> mx.array:
-    """From small to large; entries below `negligible` may be raised to it."""
+def _sorted(mass: mx.array, negligible: mx.array | float, among: int | None) -> mx.array:
+    """From small to large; entries below `negligible` may be raised to it, and all but the `among`
+    largest be left out."""
     if not computes_one_by_one():
         return mx.sort(mass, axis=-1)
     # The sort is most of a filter's time here. Equal entries cost it little, and positive floats
     # are ordered like their bits, which sort faster.
-    likely = mx.maximum(mass, negligible)
-    return mx.sort(likely.view(mx.uint32), axis=-1).view(mx.float32)
+    likely = mx.maximum(mass, negligible).view(mx.uint32)
+    if among is not None and among < likely.shape[-1]:
+        likely = _largest(likely, among)
+    return mx.sort(likely, axis=-1).view(mx.float32)
 
 
 def min_p(scores: mx.array, p: float) -> mx.array:

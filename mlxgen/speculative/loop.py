@@ -69,7 +69,7 @@ class _Flight:
         forms, logprobs = self.checked.forms, self.logprobs
         return [
             self.proposal.ids,
-            *(() if self.proposal.tops is None else (self.proposal.tops,)),
+            *self.proposal.tops,
             self.checked.tops,
             *self.checked.verdict,
             *(forms or ()),
@@ -253,7 +253,7 @@ class SpeculativeGenerator:
         mx.eval(*flight.arrays)
         cost_ms = 1e3 * (self._clock() - flight.started_s)
         checked, verdict, logprobs = flight.checked, flight.checked.verdict, flight.logprobs
-        self._require_usable("draft", flight.proposal.tops)
+        self._require_usable("draft", *flight.proposal.tops)
         self._require_usable("target", checked.tops)
 
         accepted = int(np.array(verdict.accepted))
@@ -323,8 +323,8 @@ class SpeculativeGenerator:
         self._target.rewind(length)
         self._drafter.rewind(length)
 
-    def _require_usable(self, role: str, tops: mx.array | None) -> None:
-        if tops is not None and not rows_are_usable(tops):
+    def _require_usable(self, role: str, *tops: mx.array) -> None:
+        if not all(rows_are_usable(rows) for rows in tops):
             raise NonFiniteError(role, len(self._history))
 
     def _log_outcomes(self, tested: int, accepted: int, fell_back: bool) -> None:
