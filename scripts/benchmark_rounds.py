@@ -14,7 +14,8 @@ random weights: they say what a round costs, not what it brings.
 Each of mlx-lm's arms runs in a process of its own, with the same weights: what mlxgen sets up for
 a process, its BLAS on a CPU and MLX's settings on CUDA, must not help or harm it, nor what another
 arm left behind, such as cuDNN's plans for attention at a length. So does each of mlxgen's plain
-steps, since a process that does not speculate is set up in another way.
+steps, since a process that does not speculate is set up in another way. Every process holds weights
+of its own: where eight copies are too many, name fewer --arms.
 """
 
 from __future__ import annotations

@@ -15,12 +15,12 @@ from mlxgen.config import FILTER_NAMES, MLX_LM_ORDER, SamplingConfig
 from mlxgen.errors import OptionError
 from mlxgen.sampling.chain import (
     SamplerChain,
-    draw,
     effective_token_distribution,
     probabilities,
     rows_are_usable,
     sample_token_with_distribution,
 )
+from mlxgen.sampling.elementary import race
 from mlxgen.sampling.randomness import Randomness, Stream, exponential
 from mlxgen.sampling.target_draw import draw_by_position
 from tests.fixtures.reference_sampling import (
@@ -200,9 +200,21 @@ def test_reported_distribution_is_that_of_the_weights_drawn_from(config: Samplin
     noise = exponential(Randomness(5).position_keys(Stream.TARGET, 0, count), 8)
     ids, sampled_from = sample_token_with_distribution(one, chain, history, noise[:1])
     assert mx.array_equal(sampled_from, row) and ids.shape == (1,)
-    drawn = np.array(draw(mx.broadcast_to(weights, noise.shape), noise))
+    drawn = np.array(race(mx.broadcast_to(weights, noise.shape), noise))
     assert drawn[0] == np.array(ids)[0]
     assert follows(drawn, np.array(row)[0].astype(np.float64))
+
+
+def test_narrowing_a_chain_for_the_draft_leaves_the_targets_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both are made of one chain, and the target's nucleus is not to be cut."""
+    monkeypatch.setattr("mlxgen.sampling.filters.computes_one_by_one", lambda: True)
+    chain = SamplerChain(SamplingConfig(temperature=1.0, top_p=0.99), 6)
+    logits, history = mx.array([[3.0, 2.5, 2.0, 1.5, 1.0, -9.0]]), chain.new_history([0])
+    narrow = chain.narrowed(2)
+    assert (np.array(narrow.weights(logits, history).rows) > 0).sum() == 2
+    assert (np.array(chain.weights(logits, history).rows) > 0).sum() == 5
 
 
 @pytest.mark.parametrize(

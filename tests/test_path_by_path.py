@@ -6,10 +6,13 @@ Everything is in float32, where parity is exact.
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_lm.models.cache import KVCache
 
 import mlxgen
 from mlxgen.config import AcceptRule, GenerationConfig, SamplingConfig, SpeculationConfig
@@ -230,6 +233,49 @@ def test_proposals_of_a_greedy_draft_are_its_argmax_with_a_one_hot_q() -> None:
         assert np.array(proposal.ids).tolist() == [1, 1, 1]
         assert proposal.q is not None
         assert np.array(proposal.q).tolist() == [np.eye(6)[1].tolist()] * 3
+
+
+class WideModel:
+    """A model without weights whose rows of logits are large."""
+
+    width = 400_000
+    layers = (None,)
+    args = SimpleNamespace(vocab_size=width)
+
+    def make_cache(self) -> list[KVCache]:
+        return [KVCache()]
+
+    def __call__(self, ids: mx.array, cache: list[Any]) -> mx.array:
+        cache[0].offset += ids.shape[1]
+        return mx.sin(ids[..., None] + mx.arange(self.width))
+
+
+def rows_held_behind_a_proposal() -> float:
+    """How many rows of logits are still there when a greedy draft has proposed four tokens."""
+    settings = Settings(prompt=(0,), width=WideModel.width, sampling=SamplingConfig())
+    drafter = DraftModel(settings.cached(WideModel(), "draft"), settings.chain(), Randomness(0))
+    mx.synchronize()
+    before_bytes = mx.get_active_memory()
+    proposal = drafter.propose(
+        settings.chain().new_history([0]), 4, want_distribution=False, coupled=False
+    )
+    mx.synchronize()
+    held_bytes = mx.get_active_memory() - before_bytes
+    assert len(proposal.tops) == 4
+    return held_bytes / (4 * WideModel.width)
+
+
+def test_a_greedy_draft_keeps_no_logits_behind_its_proposal() -> None:
+    assert rows_held_behind_a_proposal() < 0.5
+
+
+def test_a_draft_whose_tops_wait_for_the_judgement_keeps_all_its_logits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The wrong version that the test above rejects."""
+    evaluate: Any = mx.async_eval
+    monkeypatch.setattr(mx, "async_eval", lambda ids, *_: evaluate(ids))
+    assert rows_held_behind_a_proposal() > 3.5
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_k": 1}])

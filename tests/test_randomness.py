@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mlxgen.config import MAX_SEED
-from mlxgen.sampling.chain import draw
+from mlxgen.sampling.elementary import race
 from mlxgen.sampling.randomness import Randomness, Stream, exponential, uniform
 from tests.fixtures.runs import global_random_state
 from tests.fixtures.statistics import follows, softmax
@@ -171,7 +171,7 @@ def draws_at(temperature: float) -> npt.NDArray[np.int32]:
     """Tokens drawn in proportion to weights at a temperature."""
     keys = Randomness(13).position_keys(Stream.TARGET, 0, 40_000)
     weights = np.exp(LOGITS / temperature).astype(np.float32)
-    return np.array(draw(mx.array(weights), exponential(keys, len(LOGITS))))
+    return np.array(race(mx.array(weights), exponential(keys, len(LOGITS))))
 
 
 def test_draws_are_in_proportion_to_the_weights() -> None:
@@ -202,7 +202,7 @@ def test_unlikely_tokens_are_drawn_as_often_as_they_should() -> None:
     """
     row = mx.array([1.0] + [1e-5] * 3)
     keys = Randomness(14).position_keys(Stream.TARGET, 0, 1_000_000)
-    ids = np.array(draw(row, exponential(keys, 4)))
+    ids = np.array(race(row, exponential(keys, 4)))
     unlikely = int((ids > 0).sum())
     assert abs(unlikely - 30) < 5 * math.sqrt(30)
 

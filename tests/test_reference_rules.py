@@ -18,7 +18,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mlxgen.config import AcceptRule
-from mlxgen.sampling.chain import draw
+from mlxgen.sampling.elementary import race
 from mlxgen.sampling.randomness import Randomness, Stream, exponential
 from mlxgen.speculative import closed_forms
 from mlxgen.speculative.rules import (
@@ -543,7 +543,7 @@ def test_gumbel_form_is_the_frequency_of_coupled_agreement() -> None:
     for concentration in (0.3, 1.0, 5.0):
         p, q = rng.dirichlet(np.full(width, concentration), size=2)
         p_row, q_row = mx.array(rows32(p[None])), mx.array(rows32(q[None]))
-        x, y = np.array(draw(p_row, noise)), np.array(draw(q_row, noise))
+        x, y = np.array(race(p_row, noise)), np.array(race(q_row, noise))
         expected = float(np.array(closed_forms.gumbel_overlap(p_row, q_row))[0])
         deviation = math.sqrt(expected * (1 - expected) / count)
         assert abs(np.mean(x == y) - expected) < 5 * deviation + 1e-6

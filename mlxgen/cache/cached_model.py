@@ -236,22 +236,27 @@ class CachedModel:
             sizes, probe = [9, 2, 1], replace(config, max_kv_size=8)
         else:
             return
+        rows: list[mx.array] = []
         caches = cache_ops.make_caches(self._model, probe)
         try:
             for size in sizes:
                 cache_ops.quantize_if_due(caches, probe)
-                logits = self._model(mx.zeros((1, size), dtype=mx.int32), cache=caches)
-                if config.kv_bits is not None:
-                    mx.eval(logits)
+                rows.append(self._model(mx.zeros((1, size), dtype=mx.int32), cache=caches))
         except ValueError as error:
             raise OptionError(f"{option} does not fit the {self.role} model: {error}") from error
         except (AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
-            if "No implementation" in str(error):
-                raise OptionError(
-                    f"{option}: MLX cannot multiply by such a cache on this device; drop it"
-                ) from error
             raise OptionError(
                 f"{option}: mlx-lm's code for the {self.role} model cannot work with it; drop it"
+            ) from error
+        if config.kv_bits is None:
+            return
+        try:
+            mx.eval(*rows)
+        except RuntimeError as error:
+            if "No implementation" not in str(error):
+                raise
+            raise OptionError(
+                f"{option}: MLX cannot multiply by such a cache on this device; drop it"
             ) from error
 
 

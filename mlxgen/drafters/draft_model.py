@@ -109,7 +109,8 @@ class DraftModel:
                 newest = chain.choose(logits, history, before)
             else:
                 newest = chain.draw(logits, noises[step], history, before, coins[step])
-            mx.async_eval(newest.ids)
+            # With the top, which would otherwise keep the logits until the round is judged.
+            mx.async_eval(newest.ids, newest.tops)
             drawn.append(newest)
             inputs = newest.ids
         ids = mx.concatenate([step.ids for step in drawn])

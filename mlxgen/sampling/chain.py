@@ -1,9 +1,9 @@
 """The sampler chain: the one place where logits become the distribution that is drawn from.
 
-Plain decoding, the target's verification and the draft all call `SamplerChain.weights`. Its result
-is the source of both the draw (`draw`: the argmax of weights over exponential noise, which is an
-exact draw in proportion to the weights) and of the reported distribution (`probabilities`), so the
-two cannot drift apart.
+Plain decoding, the target's verification and the draft all go through `SamplerChain`. One row of
+scores or weights is the source of both the draw (a race with exponential noise, which is an exact
+draw in proportion to the weights) and of the reported distribution (`probabilities`), so the two
+cannot drift apart.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from mlxgen.config import SamplingConfig
 from mlxgen.errors import OptionError
 from mlxgen.sampling import filters, penalties
-from mlxgen.sampling.elementary import exp, largest_at, one_hot
+from mlxgen.sampling.elementary import exp, largest_at, one_hot, race
 from mlxgen.sampling.history import History
 from mlxgen.sampling.sums import total
 
@@ -81,7 +81,7 @@ class SamplerChain:
 
     def narrowed(self, nucleus_tokens: int) -> SamplerChain:
         """The same chain, whose top_p need not keep more than so many tokens: for a draft, which
-        may propose from any distribution that it reports."""
+        may propose from any distribution that it reports. Behind a top_k it keeps what it does."""
         chain = copy(self)
         chain._nucleus_tokens = nucleus_tokens
         return chain
@@ -213,7 +213,7 @@ class SamplerChain:
         scores, tops = self._scores(logits, history, proposals, coins)
         rows = self._weights_of(scores)
         if self._ends_with_top_p:
-            return Draws(draw(rows, noise), rows, tops)
+            return Draws(race(rows, noise), rows, tops)
         # The same race in logs; rows that nobody asks for are never computed.
         return Draws(largest_at(scores - mx.log(noise)), rows, tops)
 
@@ -241,18 +241,6 @@ def _steps(names: list[str]) -> list[str]:
         else:
             steps.append(name)
     return steps
-
-
-def draw(weights: mx.array, noise: mx.array) -> mx.array:
-    """An exact draw in proportion to the weights of each row: `[rows, V], [rows, V] -> [rows]
-    int32`.
-
-    An exponential race: with standard exponential noise, noise / weight is exponential with the
-    weight as its rate, and of independent ones each is the first with a probability in proportion
-    to its rate. This is the Gumbel-max trick, since -log(noise) is standard Gumbel, and takes no
-    logarithm.
-    """
-    return largest_at(weights / noise)
 
 
 def rows_are_usable(tops: mx.array) -> bool:

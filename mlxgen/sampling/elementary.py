@@ -28,6 +28,17 @@ def largest_at(rows: mx.array) -> mx.array:
     return mx.argmax(rows, axis=-1).view(mx.int32)
 
 
+def race(weights: mx.array, noise: mx.array) -> mx.array:
+    """An exact draw in proportion to the weights of each row: `[..., V] -> [...] int32`.
+
+    noise: standard exponential, positive and finite, so that a weight of 0 never wins. Then
+    noise / weight is exponential with the weight as its rate, and of independent ones each is the
+    first with a probability in proportion to its rate. This is the Gumbel-max trick, since
+    -log(noise) is standard Gumbel, and takes no logarithm.
+    """
+    return largest_at(weights / noise)
+
+
 def exp(x: mx.array) -> mx.array:
     """e to the x, for float32. As a power it is off by up to 6e-8 + 4e-8 |x| of itself, since e is
     rounded."""

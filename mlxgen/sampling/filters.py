@@ -70,7 +70,7 @@ def top_p(scores: mx.array, p: float, among: int | None = None) -> mx.array:
     """Keep the smallest set of most likely tokens whose mass reaches p; 0 keeps the top token.
 
     Ties are those of probabilities in float32. among: it need not keep more than so many of the
-    most likely tokens and those tied with them, and does not where that is cheaper.
+    most likely tokens and those tied with them, and does not where MLX computes one by one.
     """
     if p >= 1:
         return scores

@@ -40,7 +40,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from mlxgen.sampling.elementary import exp, largest_at
+from mlxgen.sampling.elementary import exp, race
 from mlxgen.sampling.sums import total
 
 RESIDUAL_FLOOR = 1e-6
@@ -103,18 +103,17 @@ def residual_resample(
 ) -> tuple[mx.array, mx.array]:
     """Draw from normalised relu(weight p - q): a scalar int32, and whether p was used instead.
 
-    p, q: `[V] float32`; noise: `[V]`, standard exponential, positive and finite, so that a token of
-    weight 0 stays at 0 and never wins.
+    p, q: `[V] float32`; noise: `[V]`, as for `race`.
     """
     weights, fell_back = residual_weights(p, q, weight)
-    return largest_at(weights / noise), fell_back
+    return race(weights, noise), fell_back
 
 
 def block_weights(p_of_ids: mx.array, q_of_ids: mx.array) -> mx.array:
     """w_0 .. w_k of block verification: `[k], [k] -> [k+1] float32`.
 
     w_0 = 1 and w_i = min(w_{i-1} p(t_i)/q(t_i), 1): in logs a walk that is reflected at 0, which is
-    its sum minus the running maximum of its sums.
+    its sum minus the running maximum of its sums. q is above 0, since the ids were drawn from it.
     """
     sums = mx.concatenate([mx.zeros((1,)), mx.cumsum(mx.log(p_of_ids / q_of_ids))])
     return exp(sums - mx.cummax(sums))
