@@ -28,6 +28,7 @@ from mlxgen.generation import generate
 from mlxgen.models import default_pair
 from mlxgen.models.loading import LoadedModel, load
 from mlxgen.sampling.chain import SamplerChain, probabilities
+from mlxgen.sampling.elementary import probability_of
 from mlxgen.speculative import closed_forms
 
 TEMPERATURES = (1.0, 0.7, 0.0)
@@ -75,7 +76,7 @@ def figures_along(
         figures |= {
             "sum_min": closed_forms.sum_min(p, q),
             "sum_prod": closed_forms.sum_prod(p, q),
-            "top": closed_forms.probability_of(top, p),
+            "top": probability_of(top, p),
         }
     return {name: np.array(values, dtype=np.float64).tolist() for name, values in figures.items()}
 

@@ -236,12 +236,11 @@ class CachedModel:
             sizes, probe = [9, 2, 1], replace(config, max_kv_size=8)
         else:
             return
-        rows: list[mx.array] = []
         caches = cache_ops.make_caches(self._model, probe)
         try:
             for size in sizes:
                 cache_ops.quantize_if_due(caches, probe)
-                rows.append(self._model(mx.zeros((1, size), dtype=mx.int32), cache=caches))
+                logits = self._model(mx.zeros((1, size), dtype=mx.int32), cache=caches)
         except ValueError as error:
             raise OptionError(f"{option} does not fit the {self.role} model: {error}") from error
         except (AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
@@ -251,7 +250,7 @@ class CachedModel:
         if config.kv_bits is None:
             return
         try:
-            mx.eval(*rows)
+            mx.eval(logits)
         except RuntimeError as error:
             if "No implementation" not in str(error):
                 raise

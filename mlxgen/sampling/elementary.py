@@ -57,6 +57,11 @@ def negative_log1m(u: mx.array) -> mx.array:
     return u * ((mx.log(y) + _NUDGE) / ((y - 1) + _NUDGE))
 
 
+def probability_of(ids: mx.array, rows: mx.array) -> mx.array:
+    """The entry of each row at its id: `[rows] int32, [rows, V] -> [rows]`."""
+    return mx.take_along_axis(rows, ids[:, None], axis=-1)[:, 0]
+
+
 def one_hot(ids: mx.array, width: int) -> mx.array:
     """`[rows] int32 -> [rows, width] float32`: 1 at the id and 0 elsewhere."""
     return (mx.arange(width)[None, :] == ids[:, None]).astype(mx.float32)

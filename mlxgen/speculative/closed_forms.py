@@ -50,8 +50,3 @@ def block_survival(keep: mx.array) -> mx.array:
     at least i unless all of u_i .. u_k miss: 1 - prod_{j >= i} (1 - h_j).
     """
     return 1 - mx.cumprod(1 - keep, reverse=True)
-
-
-def probability_of(ids: mx.array, q: mx.array) -> mx.array:
-    """q(id) in each row: both closed forms when p is one-hot at the id. ids: `[k] int32`."""
-    return mx.take_along_axis(q, ids[:, None], axis=-1)[:, 0]

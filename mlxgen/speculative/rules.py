@@ -40,7 +40,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from mlxgen.sampling.elementary import exp, race
+from mlxgen.sampling.elementary import exp, probability_of, race
 from mlxgen.sampling.sums import total
 
 RESIDUAL_FLOOR = 1e-6
@@ -140,11 +140,7 @@ class BlockKeep(NamedTuple):
 
 def block_keep(p: mx.array, q: mx.array, ids: mx.array) -> BlockKeep:
     """w and h of block verification for a drafted block: `p, q: [k, V], ids: [k]`."""
-    index = ids[:, None]
-    weights = block_weights(
-        mx.take_along_axis(p, index, axis=-1)[:, 0],
-        mx.take_along_axis(q, index, axis=-1)[:, 0],
-    )
+    weights = block_weights(probability_of(ids, p), probability_of(ids, q))
     if len(ids) == 1:
         return BlockKeep(weights, weights[1:])
     # What the target lacks at the first position decides about no length.
@@ -202,8 +198,6 @@ def verify_draft_tokens(
     from q; uniforms: `[k]` in [0, 1). noise_at(n) gives exponential noise `[V]` for offset n, which
     is known on the device only.
     """
-    index = ids[:, None]
-    p_of_ids = mx.take_along_axis(p[:-1], index, axis=-1)[:, 0]
-    q_of_ids = mx.take_along_axis(q, index, axis=-1)[:, 0]
+    p_of_ids, q_of_ids = probability_of(ids, p[:-1]), probability_of(ids, q)
     accepted = leading_run(stochastic_hits(p_of_ids, q_of_ids, uniforms))
     return _with_next_token(p, q, accepted, noise_at)

@@ -13,6 +13,7 @@ import numpy as np
 
 from mlxgen.drafters.proposal import Proposal
 from mlxgen.sampling.chain import SamplerChain, probabilities
+from mlxgen.sampling.elementary import probability_of
 from mlxgen.sampling.history import History
 from mlxgen.sampling.randomness import Randomness, Stream, uniform
 from mlxgen.sampling.target_draw import draw_by_position
@@ -120,6 +121,6 @@ def _forms(p: mx.array, q: mx.array, ids: mx.array) -> FormArrays:
 
 def _one_hot_forms(target_ids: mx.array, q: mx.array) -> FormArrays:
     """Under greedy sampling both rows are one-hot and every form is their overlap."""
-    overlap = closed_forms.probability_of(target_ids, q)
+    overlap = probability_of(target_ids, q)
     kept = mx.arange(overlap.shape[0]) < leading_run(overlap > 0)
     return FormArrays(overlap, overlap, overlap, kept.astype(mx.float32))
