@@ -260,15 +260,22 @@ def first_noise_that_differs(
 
 
 REQUESTS = st.lists(
-    st.tuples(st.integers(0, 8), st.integers(1, 5), st.sampled_from([6, 6, 6, 9])), max_size=8
+    st.tuples(
+        st.integers(0, 20), st.sampled_from([1, 1, 2, 3, 4, 5]), st.sampled_from([6, 6, 6, 9])
+    ),
+    max_size=8,
 )
 
 
+@pytest.mark.parametrize("one_by_one", [True, False])
+@settings(deadline=None)
 @given(requests=REQUESTS)
 def test_noise_of_a_position_does_not_depend_on_what_was_asked_before(
-    requests: list[tuple[int, int, int]],
+    one_by_one: bool, requests: list[tuple[int, int, int]]
 ) -> None:
-    assert first_noise_that_differs(Randomness(5), requests) is None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mlxgen.sampling.randomness.computes_one_by_one", lambda: one_by_one)
+        assert first_noise_that_differs(Randomness(5), requests) is None
 
 
 def test_the_same_comparison_rejects_rows_kept_for_other_positions() -> None:
@@ -385,6 +392,10 @@ def test_noise_of_a_round_is_made_at_once_where_operations_cost(
     # Of the three rows for positions 9 to 11 that the first round left, none is made again.
     randomness.draft_noise(9, 4, 6, beside=Stream.TARGET)
     assert calls == ([4] if one_by_one else [4 + 2])
+    calls.clear()
+    for position in range(20, 40):
+        randomness.target_noise(position, 1, 6)
+    assert calls == ([1] * 20 if one_by_one else [8] * 3)
 
 
 def test_noise_depends_on_the_width_of_the_row() -> None:

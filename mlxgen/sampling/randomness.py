@@ -29,6 +29,8 @@ KeyArray = npt.NDArray[np.uint32]
 _WORD = 2**32
 _STARTS = 64
 """For how many starts of a round uniforms are computed together."""
+_STEPS = 8
+"""For how many plain steps noise is computed together."""
 _BELOW_ONE = 2.0**-32 * (1 - 2.0**-24)
 """Takes 2^32, to which the largest of 32 bits are rounded, to the largest float32 below 1."""
 
@@ -149,16 +151,17 @@ class Randomness:
         """Noise `[count, width]` of the target's draws at the positions from `first` on.
 
         Rounds overlap where proposals were rejected, and a coupled draft meets the same noise as
-        the target, so the rows of the newest call are kept and not computed again.
+        the target, so the newest rows are kept and not computed again. Where it is operations that
+        cost, a plain step's one row comes along with those of the steps behind it.
         """
         kept = self._kept_noise(first, count, width)
         known = len(kept)
-        rows = kept[:0]
-        if known < count:
-            keys = self.position_keys(Stream.TARGET, first + known, count - known)
-            rows = exponential(keys, width)
-        self._keep_noise(first, kept, rows)
-        return self._noise
+        if known == count:
+            return kept
+        missing = _STEPS if count == 1 and not computes_one_by_one() else count - known
+        keys = self.position_keys(Stream.TARGET, first + known, missing)
+        self._keep_noise(first, kept, exponential(keys, width))
+        return self._noise[:count]
 
     def _kept_noise(self, first: int, count: int, width: int) -> mx.array:
         skipped = first - self._first_noisy
