@@ -396,6 +396,10 @@ def test_noise_of_a_round_is_made_at_once_where_operations_cost(
     for position in range(20, 40):
         randomness.target_noise(position, 1, 6)
     assert calls == ([1] * 20 if one_by_one else [8] * 3)
+    calls.clear()
+    # A round asks for no more than it needs.
+    randomness.target_noise(60, 5, 6)
+    assert calls == [5]
 
 
 def test_noise_depends_on_the_width_of_the_row() -> None:
