@@ -3,11 +3,17 @@
 import signal
 import sys
 
+DECODING_COMMANDS = frozenset({"generate", "verify", "compare"})
+
 
 def main() -> int:
     """Run the command line; returns the exit code. Ctrl-C ends it in one line from here on."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
+        if sys.argv[1:2] and sys.argv[1] in DECODING_COMMANDS and "--help" not in sys.argv:
+            from mlxgen.backend.allocator import restart_with_allocator
+
+            restart_with_allocator()
         # Importing takes long enough to be interrupted.
         from mlxgen.cli.app import main as command
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from mlxgen.backend.allocator import restart_with_allocator
 from mlxgen.config import AcceptRule, CacheConfig, SamplingConfig
 from mlxgen.decoding.plain import PlainGenerator
 from mlxgen.drafters.draft_model import DraftModel
@@ -97,6 +98,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--prompts", type=int, default=5)
     options = parser.parse_args()
+    restart_with_allocator()
     target = load(str(default_pair.target_directory()))
     draft = load(options.draft or str(default_pair.draft_directory()), role="draft")
     texts = [json.loads(line) for line in PROMPTS.read_text("utf-8").splitlines()]

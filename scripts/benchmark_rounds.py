@@ -4,18 +4,20 @@
     python scripts/benchmark_rounds.py --pair 8b-1b --bits 4 --rounds 6 --cycles 40
 
 The floor of a round is its k draft forwards and its verification of width k + 1, dispatched back to
-back with one synchronisation and nothing sampled, as MLX runs them; an arm of its own has them as
-mlxgen runs them, which on CUDA is another way (docs/cuda.md). A cycle runs a burst of rounds of
-every arm, in turn, so that a machine whose speed drifts within seconds slows all of them alike. The
-time of a burst is the median of its rounds; ratios are taken within a cycle and printed as their
-median and quartiles. The last line of stdout is one JSON document. Pairs other than `default` have
-random weights: they say what a round costs, not what it brings.
+back with one synchronisation and nothing sampled, as MLX runs them (on a CPU with the BLAS that
+mlxgen gives it); an arm of its own has them as mlxgen runs them, which on CUDA is another way
+(docs/cuda.md) and on a CPU with another memory allocator (docs/cpu.md). A cycle runs a burst of
+rounds of every arm, in turn, so that a machine whose speed drifts within seconds slows all of them
+alike. The time of a burst is the median of its rounds; ratios are taken within a cycle and printed
+as their median and quartiles. The last line of stdout is one JSON document. Pairs other than
+`default` have random weights: they say what a round costs, not what it brings.
 
 Each of mlx-lm's arms runs in a process of its own, with the same weights: what mlxgen sets up for
 a process, its BLAS on a CPU and MLX's settings on CUDA, must not help or harm it, nor what another
 arm left behind, such as cuDNN's plans for attention at a length. So does each of mlxgen's plain
-steps, since a process that does not speculate is set up in another way. Every process holds weights
-of its own: where eight copies are too many, name fewer --arms.
+steps, since a process that does not speculate is set up in another way, and on a CPU the floor,
+since an allocator is a whole process's. Every process holds weights of its own: where eight copies
+are too many, name fewer --arms.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
 from mlx_lm.sample_utils import make_sampler
 
 from mlxgen.backend import blas
+from mlxgen.backend.allocator import restart_with_allocator
 from mlxgen.backend.cuda import lacks_block_attention, prepare_cuda
 from mlxgen.cache.cached_model import CachedModel
 from mlxgen.cache.short_attention import short_attention
@@ -371,8 +374,14 @@ def made(
     return {name: make(bench) for name, make in arms.items() if name in chosen}
 
 
-SERVED_ARMS = PLAIN_ARMS | MLX_LM_ARMS
-"""Those that have a process of their own."""
+SERVED_ARMS = {FLOOR: ROUND_ARMS[FLOOR], **PLAIN_ARMS, **MLX_LM_ARMS}
+"""Those that have a process of their own, the floor on a CPU only."""
+
+
+def is_served(arm: str) -> bool:
+    """Whether an arm has a process of its own on this device."""
+    on_cpu = mx.default_device().type == mx.DeviceType.cpu
+    return arm in SERVED_ARMS and (arm != FLOOR or on_cpu)
 
 
 class OtherProcess:
@@ -495,15 +504,22 @@ def main() -> None:
     )
     parser.add_argument("--serve", choices=SERVED_ARMS, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.serve not in {FLOOR, *MLX_LM_ARMS}:
+        restart_with_allocator()
     if options.serve is not None:
         models = load_models(options.pair, options.bits, options.serve not in PLAIN_ARMS)
         serve(SERVED_ARMS[options.serve](Bench(*models, options.k)))
         return
     # Started first: the settings of this process come with its models.
-    others = {arm: OtherProcess(arm, sys.argv[1:]) for arm in SERVED_ARMS if arm in options.arms}
+    chosen = [FLOOR, *options.arms]
+    others = {
+        arm: OtherProcess(arm, sys.argv[1:])
+        for arm in SERVED_ARMS
+        if arm in chosen and is_served(arm)
+    }
     bench = Bench(*load_models(options.pair, options.bits, True), options.k)
-    bursts = made(ROUND_ARMS, [FLOOR, *options.arms], bench)
-    bursts |= {arm: other.burst for arm, other in others.items()}
+    bursts: dict[str, Burst] = {arm: other.burst for arm, other in others.items()}
+    bursts |= made(ROUND_ARMS, [arm for arm in chosen if arm not in bursts], bench)
     times = measure(bursts, options.rounds, options.cycles, options.seconds)
     for other in others.values():
         other.close()

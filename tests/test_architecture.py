@@ -36,7 +36,7 @@ for _use in ("audit", "conversation", "experiment"):
     LAYERS[_use] = {"generation", *LAYERS["generation"]}
 for _upper in ("report", "cli"):
     LAYERS[_upper] = set(LAYERS)
-LAYERS["__main__"] = {"cli"}
+LAYERS["__main__"] = {"backend", "cli"}
 
 ARITHMETIC = {f"mlxgen.sampling.{module}" for module in ("elementary", "sums")}
 PURE = {

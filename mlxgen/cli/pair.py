@@ -78,6 +78,7 @@ def load_pair(
 
     verifies_blocks: False where nothing will be proposed.
     """
+    from mlxgen.backend.allocator import allocator_in_use
     from mlxgen.backend.blas import use_fast_blas
     from mlxgen.backend.single_rows import takes_pairs
     from mlxgen.models.loading import load_checkpoint
@@ -102,6 +103,7 @@ def load_pair(
     if verbose:
         pairs = ", single rows in pairs" if takes_pairs(target.model) else ""
         streams.note(f"Matrix products in float32 on the CPU: {use_fast_blas().detail}{pairs}")
+        streams.note(f"Memory allocator: {allocator_in_use()}")
     if choice.draft is None or choice.kind is None:
         return target, None
     if choice.draft.path.resolve() == choice.target.path.resolve() and adapter is None:
