@@ -24,6 +24,7 @@ from mlxgen.speculative import closed_forms
 from mlxgen.speculative.rules import (
     Verdict,
     block_keep,
+    lacking,
     match_draft_tokens,
     residual_weights,
     stochastic_hits,
@@ -198,11 +199,11 @@ def mlx_pieces(p_rows: FloatArray, q_rows: FloatArray, ids: npt.NDArray[np.int32
     """What MLX's rules compute for many blocks: `[B, k+1, V], [B, k, V], [B, k]`."""
     k = ids.shape[1]
     p32, q32 = mx.array(rows32(p_rows[:, :k])), mx.array(rows32(q_rows))
-    kept = mx.vmap(lambda p, q, t: tuple(block_keep(p, q, t)))(p32, q32, mx.array(ids))
-    weights, keep = kept
+    weights, keep = mx.vmap(lambda p, q, t: block_keep(p, q, t)[:2])(p32, q32, mx.array(ids))
 
     def law(p: mx.array, q: mx.array, w: mx.array) -> mx.array:
-        return residual_weights(p, q, w)[0]
+        rows, masses = lacking(p[None], q[None], w[None])
+        return residual_weights(p, rows[0], masses[0], mx.array(True))[0]
 
     each = mx.vmap(mx.vmap(law))
     by_weight = each(p32, q32, weights[:, :k])

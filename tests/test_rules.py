@@ -21,6 +21,7 @@ from mlxgen.speculative import closed_forms
 from mlxgen.speculative.rules import (
     RESIDUAL_FLOOR,
     Verdict,
+    lacking,
     leading_run,
     match_draft_tokens,
     residual_resample,
@@ -113,12 +114,18 @@ def test_acceptance_frequency_of_a_token_is_the_ratio(token: int) -> None:
 # The residual
 
 
+def after_a_rejection(p: mx.array, q: mx.array) -> tuple[mx.array, mx.array]:
+    """`residual_weights` of one position: `[V], [V]`."""
+    rows, masses = lacking(p[None], q[None])
+    return residual_weights(p, rows[0], masses[0], mx.array(True))
+
+
 @given(p=laws(), q=laws())
 def test_residual_has_mass_only_where_the_target_exceeds_the_draft(
     p: FloatArray, q: FloatArray
 ) -> None:
     p32, q32 = p.astype(np.float32), q.astype(np.float32)
-    row, fell_back = residual_weights(mx.array(p32), mx.array(q32))
+    row, fell_back = after_a_rejection(mx.array(p32), mx.array(q32))
     weights = np.array(row)
     if fell_back.item():
         assert np.maximum(p - q, 0).sum() < 2 * RESIDUAL_FLOOR
@@ -131,7 +138,7 @@ def test_residual_has_mass_only_where_the_target_exceeds_the_draft(
 @given(p=laws(), q=laws())
 def test_emitted_law_of_one_position_is_the_target_law(p: FloatArray, q: FloatArray) -> None:
     """min(p, q) from acceptances plus the residual from rejections is p, whatever q is."""
-    weights, _ = residual_weights(mx.array(p.astype(np.float32)), mx.array(q.astype(np.float32)))
+    weights, _ = after_a_rejection(mx.array(p.astype(np.float32)), mx.array(q.astype(np.float32)))
     residual = np.array(weights).astype(np.float64)
     accepted = q * np.minimum(1, np.divide(p, q, out=np.zeros_like(p), where=q > 0))
     emitted = accepted + (1 - accepted.sum()) * residual / residual.sum()
@@ -146,7 +153,7 @@ def test_emitted_law_of_one_position_is_the_target_law(p: FloatArray, q: FloatAr
 def test_equal_distributions_fall_back_to_the_target(row: FloatArray) -> None:
     p = mx.array(row.astype(np.float32))
     for q in (p, p * (1 + 1.2e-7), p * (1 - 1.2e-7)):
-        weights, fell_back = residual_weights(p, q)
+        weights, fell_back = after_a_rejection(p, q)
         assert fell_back.item() and mx.array_equal(weights, p)
     token, _ = residual_resample(p, p, mx.ones((6,)))
     assert np.array(token) == row.argmax()
@@ -155,8 +162,16 @@ def test_equal_distributions_fall_back_to_the_target(row: FloatArray) -> None:
 @pytest.mark.parametrize("damage", [math.nan, math.inf])
 def test_residual_that_is_not_finite_falls_back_to_the_target(damage: float) -> None:
     p = mx.array([0.5, 0.5])
-    weights, fell_back = residual_weights(p, mx.array([-damage, 0.0]))
+    weights, fell_back = after_a_rejection(p, mx.array([-damage, 0.0]))
     assert fell_back.item() and mx.array_equal(weights, p)
+
+
+@given(p=laws(), q=laws())
+def test_behind_the_last_proposal_the_target_is_drawn_from(p: FloatArray, q: FloatArray) -> None:
+    p32 = mx.array(p.astype(np.float32))
+    rows, masses = lacking(p32[None], mx.array(q.astype(np.float32))[None])
+    weights, fell_back = residual_weights(p32, rows[0], masses[0], mx.array(False))
+    assert mx.array_equal(weights, p32) and not fell_back.item()
 
 
 def residual_draws(p: FloatArray, q: FloatArray, count: int) -> IntArray:

@@ -164,7 +164,7 @@ def generous(
 
         def keep(*rows: mx.array) -> BlockKeep:
             kept = block_keep(*rows)
-            return BlockKeep(kept.weights, mx.minimum(kept.keep + surplus, 1))
+            return kept._replace(keep=mx.minimum(kept.keep + surplus, 1))
 
         monkeypatch.setattr("mlxgen.speculative.rules.block_keep", keep)
     else:

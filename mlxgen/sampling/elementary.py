@@ -59,7 +59,7 @@ def negative_log1m(u: mx.array) -> mx.array:
 
 def probability_of(ids: mx.array, rows: mx.array) -> mx.array:
     """The entry of each row at its id: `[rows] int32, [rows, V] -> [rows]`."""
-    return mx.take_along_axis(rows, ids[:, None], axis=-1)[:, 0]
+    return mx.take_along_axis(rows, ids[:, None], axis=-1).squeeze(-1)
 
 
 def one_hot(ids: mx.array, width: int) -> mx.array:

@@ -82,30 +82,48 @@ def stochastic_hits(p: mx.array, q: mx.array, uniforms: mx.array) -> mx.array:
     return (p > 0) & (uniforms * q <= p)
 
 
+class Lacking(NamedTuple):
+    """rows: relu(w p - q), what the target lacks beside what the draft brings, `[rows, V]`;
+    masses: their sums, `[rows]`. Both float32."""
+
+    rows: mx.array
+    masses: mx.array
+
+
+def lacking(p: mx.array, q: mx.array, weights: mx.array | None = None) -> Lacking:
+    """p, q: `[rows, V]`; weights: w of block verification, `[rows]`, or None for 1."""
+    rows = mx.maximum((p if weights is None else weights[:, None] * p) - q, 0)
+    return Lacking(rows, total(rows).squeeze(-1))
+
+
+def _lacking_at_one(p: mx.array, q: mx.array) -> Lacking:
+    """The same of a single position: `[V], [V] -> [V]` and a scalar."""
+    rows, masses = lacking(p[None], q[None])
+    return Lacking(rows.squeeze(0), masses.squeeze(0))
+
+
 def residual_weights(
-    p: mx.array, q: mx.array, weight: mx.array | None = None
+    p: mx.array, residual: mx.array, mass: mx.array, was_cut: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """Unnormalised weights of the token after a rejection, and whether they had to be p itself.
+    """Unnormalised weights of the token behind the accepted prefix, and whether a rejection had to
+    be answered with p itself.
 
-    p, q: `[V] float32`; weight: w of block verification, or None for 1. Weights are
-    relu(weight p - q), or p where that has no mass to speak of (p and q equal up to rounding) or
-    is not finite.
+    p: the target's row there, `[V]`; residual, mass: as in `Lacking`, `[V]` and a scalar; was_cut:
+    scalar bool, False behind the last proposal, where there is no q. Weights are the residual
+    where something was rejected, or p where the residual has no mass to speak of (p and q equal up
+    to rounding) or is not finite.
     """
-    residual = mx.maximum((p if weight is None else weight * p) - q, 0)
-    mass = total(residual[None])[0, 0]
     # A mass that is NaN is neither.
-    is_enough = (mass > RESIDUAL_FLOOR) & (mass < mx.inf)
-    return mx.where(is_enough, residual, p), ~is_enough
+    is_residual = (mass > RESIDUAL_FLOOR) & (mass < mx.inf) & was_cut
+    return mx.where(is_residual, residual, p), was_cut != is_residual
 
 
-def residual_resample(
-    p: mx.array, q: mx.array, noise: mx.array, weight: mx.array | None = None
-) -> tuple[mx.array, mx.array]:
-    """Draw from normalised relu(weight p - q): a scalar int32, and whether p was used instead.
+def residual_resample(p: mx.array, q: mx.array, noise: mx.array) -> tuple[mx.array, mx.array]:
+    """Draw from normalised relu(p - q): a scalar int32, and whether p was used instead.
 
     p, q: `[V] float32`; noise: `[V]`, as for `race`.
     """
-    weights, fell_back = residual_weights(p, q, weight)
+    weights, fell_back = residual_weights(p, *_lacking_at_one(p, q), mx.array(True))
     return race(weights, noise), fell_back
 
 
@@ -115,7 +133,7 @@ def block_weights(p_of_ids: mx.array, q_of_ids: mx.array) -> mx.array:
     w_0 = 1 and w_i = min(w_{i-1} p(t_i)/q(t_i), 1): in logs a walk that is reflected at 0, which is
     its sum minus the running maximum of its sums. q is above 0, since the ids were drawn from it.
     """
-    sums = mx.concatenate([mx.zeros((1,)), mx.cumsum(mx.log(p_of_ids / q_of_ids))])
+    sums = mx.concatenate([mx.array([0.0]), mx.cumsum(mx.log(p_of_ids / q_of_ids))])
     return exp(sums - mx.cummax(sums))
 
 
@@ -127,25 +145,27 @@ def block_keep_probabilities(weights: mx.array, masses: mx.array) -> mx.array:
     """
     missing = 1 - weights[1:-1]
     both = masses + missing
-    inner = mx.where(both > 0, masses / mx.where(both > 0, both, 1), 1)
+    inner = mx.where(both > 0, masses / both, 1)
     return mx.concatenate([inner, weights[-1:]])
 
 
 class BlockKeep(NamedTuple):
-    """weights: w_0 .. w_k, `[k+1]`; keep: h_1 .. h_k, `[k]`; both float32."""
+    """weights: w_0 .. w_k, `[k+1]`; keep: h_1 .. h_k, `[k]`; lacking: relu(w_i p_i - q_i) for
+    i = 0 .. k-1. All float32."""
 
     weights: mx.array
     keep: mx.array
+    lacking: Lacking
 
 
 def block_keep(p: mx.array, q: mx.array, ids: mx.array) -> BlockKeep:
     """w and h of block verification for a drafted block: `p, q: [k, V], ids: [k]`."""
     weights = block_weights(probability_of(ids, p), probability_of(ids, q))
+    lacks = lacking(p, q, weights[:-1])
     if len(ids) == 1:
-        return BlockKeep(weights, weights[1:])
+        return BlockKeep(weights, weights[1:], lacks)
     # What the target lacks at the first position decides about no length.
-    lacking = mx.maximum(weights[1:-1, None] * p[1:] - q[1:], 0)
-    return BlockKeep(weights, block_keep_probabilities(weights, total(lacking)[:, 0]))
+    return BlockKeep(weights, block_keep_probabilities(weights, lacks.masses[1:]), lacks)
 
 
 def verify_draft_block(
@@ -160,29 +180,16 @@ def verify_draft_block(
     The accepted length is the largest i with u_i <= h_i, or 0. k must have been fixed before the
     block was drawn.
     """
-    k = ids.shape[0]
-    weights, keep = block_keep(p[:-1], q, ids)
+    k = len(ids)
+    _, keep, lacks = block_keep(p[:-1], q, ids)
     # A length of probability 0 is never kept, not even by a uniform of exactly 0.
     hits = (keep > 0) & (uniforms <= keep)
-    accepted = mx.max(mx.where(hits, mx.arange(1, k + 1), 0)).astype(mx.int32)
-    weight = mx.where(accepted < k, weights[accepted], 1)
-    return _with_next_token(p, q, accepted, noise_at, weight)
-
-
-def _with_next_token(
-    p: mx.array,
-    q: mx.array,
-    accepted: mx.array,
-    noise_at: Callable[[mx.array], mx.array],
-    weight: mx.array | None = None,
-) -> Verdict:
-    """Draw the token behind the accepted prefix: from the residual there, or the bonus from p."""
-    k = q.shape[0]
-    was_cut = accepted < k
-    # Behind the last proposal q is nothing, and the residual is p: the bonus token.
-    q_row = mx.where(was_cut, q[mx.minimum(accepted, k - 1)], 0)
-    next_id, fell_back = residual_resample(p[accepted], q_row, noise_at(accepted), weight)
-    return Verdict(accepted, next_id, fell_back & was_cut)
+    accepted = mx.max(hits * mx.array([*range(1, k + 1)]))
+    at = mx.minimum(accepted, k - 1)
+    weights, fell_back = residual_weights(
+        p[accepted], lacks.rows[at], lacks.masses[at], accepted < k
+    )
+    return Verdict(accepted, race(weights, noise_at(accepted)), fell_back)
 
 
 def verify_draft_tokens(
@@ -198,6 +205,10 @@ def verify_draft_tokens(
     from q; uniforms: `[k]` in [0, 1). noise_at(n) gives exponential noise `[V]` for offset n, which
     is known on the device only.
     """
+    k = len(ids)
     p_of_ids, q_of_ids = probability_of(ids, p[:-1]), probability_of(ids, q)
     accepted = leading_run(stochastic_hits(p_of_ids, q_of_ids, uniforms))
-    return _with_next_token(p, q, accepted, noise_at)
+    p_row = p[accepted]
+    lacks = _lacking_at_one(p_row, q[mx.minimum(accepted, k - 1)])
+    weights, fell_back = residual_weights(p_row, *lacks, accepted < k)
+    return Verdict(accepted, race(weights, noise_at(accepted)), fell_back)
