@@ -23,6 +23,7 @@ import mlx.core as mx
 
 from mlxgen.backend.blas import use_fast_blas
 from mlxgen.backend.cuda import lacks_block_attention, prepare_cuda
+from mlxgen.backend.rotary_tables import share_rotary_tables
 from mlxgen.backend.single_rows import pair_single_rows
 from mlxgen.errors import MlxgenError, ModelError
 from mlxgen.models.checkpoint import Checkpoint, read_checkpoint
@@ -243,6 +244,7 @@ def _in_float32(model: Any, checkpoint: Checkpoint, warn: Callable[[str], None])
     model.set_dtype(mx.float32)
     model = dequantize_model(model)
     pair_single_rows(model)
+    share_rotary_tables(model)
     return model
 
 
