@@ -95,6 +95,24 @@ def test_a_process_stays_as_it_is_where_its_user_says_so(variables: dict[str, st
 
 
 @installed
+def test_a_part_of_another_program_does_not_start_that_again() -> None:
+    """A program may call `main` with words of its own, or with those that it was given."""
+    program = (
+        "import sys\nprint('once')\n{change}\nfrom mlxgen.__main__ import main\nsys.exit(main())\n"
+    )
+    asked = ["generate", "-m", "/no such model"]
+    for change, given in ((f"sys.argv = ['mlxgen', *{asked}]", []), ("", asked)):
+        done = subprocess.run(
+            [sys.executable, "-c", program.format(change=change), *given],
+            capture_output=True,
+            text=True,
+            env=environment(),
+        )
+        assert done.returncode == 2 and "/no such model" in done.stderr
+        assert done.stdout == "once\n"
+
+
+@installed
 def test_a_restart_that_fails_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError("too long a list")
@@ -103,6 +121,7 @@ def test_a_restart_that_fails_is_no_error(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delenv(allocator.VARIABLE, raising=False)
     before = dict(os.environ)
     monkeypatch.setattr("os.execve", refuse)
+    monkeypatch.setattr("sys.argv", ["mlxgen", *sys.orig_argv[1:]])
     allocator.restart_with_allocator()
     assert dict(os.environ) == before
 

@@ -95,6 +95,7 @@ def test_a_table_serves_one_span_alone() -> None:
     assert tables.at(setting, span) is table
 
 
+@on_cpu
 def test_rotations_that_tables_do_not_serve_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     class OwnRoPE(RoPE):
         pass

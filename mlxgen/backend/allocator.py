@@ -40,7 +40,9 @@ def restart_with_allocator() -> None:
         if before:
             os.environ[_FOLDERS] = before
         return
-    if _refusal() is not None:
+    words = sys.argv[1:]
+    if _refusal() is not None or sys.orig_argv[len(sys.orig_argv) - len(words) :] != words:
+        # Or this is a part of another program, which would start again with words of its own.
         return
     folders = os.environ.get(_FOLDERS, "")
     environment = os.environ | {

@@ -40,12 +40,15 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from mlxgen.sampling.elementary import exp, probability_of, race
+from mlxgen.sampling.elementary import probability_of, race
 from mlxgen.sampling.sums import total
 
 RESIDUAL_FLOOR = 1e-6
 """Residual mass below which rounding error, not p - q, would choose the token. A rejection is as
 rare as this mass is small, so drawing from p instead changes nothing that could be seen."""
+
+_SMALLEST = 2.0**-126
+"""The smallest normal float32 above 0."""
 
 
 class Verdict(NamedTuple):
@@ -130,11 +133,12 @@ def residual_resample(p: mx.array, q: mx.array, noise: mx.array) -> tuple[mx.arr
 def block_weights(p_of_ids: mx.array, q_of_ids: mx.array) -> mx.array:
     """w_0 .. w_k of block verification: `[k], [k] -> [k+1] float32`.
 
-    w_0 = 1 and w_i = min(w_{i-1} p(t_i)/q(t_i), 1): in logs a walk that is reflected at 0, which is
-    its sum minus the running maximum of its sums. q is above 0, since the ids were drawn from it.
+    w_0 = 1 and w_i = min(w_{i-1} p(t_i)/q(t_i), 1): the product of the ratios so far over the
+    largest there was, 1 included. q is above 0, since the ids were drawn from it; of such ids the
+    product has a mean of at most 1, so it exceeds what a float32 can hold with a chance of 3e-39.
     """
-    sums = mx.concatenate([mx.array([0.0]), mx.cumsum(mx.log(p_of_ids / q_of_ids))])
-    return exp(sums - mx.cummax(sums))
+    products = mx.cumprod(mx.concatenate([mx.array([1.0]), p_of_ids / q_of_ids]))
+    return products / mx.cummax(products)
 
 
 def block_keep_probabilities(weights: mx.array, masses: mx.array) -> mx.array:
@@ -183,7 +187,7 @@ def verify_draft_block(
     k = len(ids)
     _, keep, lacks = block_keep(p[:-1], q, ids)
     # A length of probability 0 is never kept, not even by a uniform of exactly 0.
-    hits = (keep > 0) & (uniforms <= keep)
+    hits = mx.maximum(uniforms, _SMALLEST) <= keep
     accepted = mx.max(hits * mx.array([*range(1, k + 1)]))
     at = mx.minimum(accepted, k - 1)
     weights, fell_back = residual_weights(
