@@ -1,1 +1,2 @@
-"""The machine below: the BLAS of the CPU backend, settings of the CUDA backend, limits of calls."""
+"""The machine below: BLAS, rotations and memory allocator of the CPU backend, settings of the CUDA
+backend, limits of calls."""
