@@ -417,15 +417,3 @@ def test_global_random_state_is_untouched() -> None:
     assert global_random_state() == before
     mx.eval(mx.random.uniform())
     assert global_random_state() != before
-
-
-@pytest.mark.parametrize("one_by_one", [True, False])
-def test_prepared_noise_is_the_noise_that_is_drawn_with(
-    monkeypatch: pytest.MonkeyPatch, one_by_one: bool
-) -> None:
-    monkeypatch.setattr("mlxgen.sampling.randomness.computes_one_by_one", lambda: one_by_one)
-    prepared, fresh = Randomness(5), Randomness(5)
-    for first, count in ((3, 5), (5, 5), (6, 2), (20, 4)):
-        prepared.prepare_target_noise(first, count, 11)
-        wanted = fresh.target_noise(first, count, 11)
-        assert mx.array_equal(prepared.target_noise(first, count, 11), wanted)

@@ -110,9 +110,8 @@ class DraftModel:
                 newest = chain.draw(
                     self._logits(inputs), noises.pop(0), history, before, coins[step]
                 )
-            if step < k - 1:
-                # With the top, which would otherwise keep the logits until the round is judged.
-                mx.async_eval(newest.ids, newest.tops)
+            # With the top, which would otherwise keep the logits until the round is judged.
+            mx.async_eval(newest.ids, newest.tops)
             drawn.append(newest.ids)
             tops.append(newest.tops)
             if want_distribution:
@@ -124,8 +123,6 @@ class DraftModel:
             q = one_hot(ids, chain.width)
         elif want_distribution:
             q = probabilities(mx.concatenate(rows))
-        # q before the target's forward, whose logits then find the memory of what it is made of.
-        mx.async_eval(ids, *tops, *([] if q is None else [q]))
         return Proposal(ids=ids, q=q, tops=tuple(tops))
 
     def _logits(self, inputs: mx.array) -> mx.array:

@@ -163,12 +163,6 @@ class Randomness:
         self._keep_noise(first, kept, exponential(keys, width))
         return self._noise[:count]
 
-    def prepare_target_noise(self, first: int, count: int, width: int) -> None:
-        """Let `target_noise` be made now, where it is rows that cost: it is made of three times its
-        size, which is free again before there are logits."""
-        if computes_one_by_one():
-            mx.async_eval(self.target_noise(first, count, width))
-
     def _kept_noise(self, first: int, count: int, width: int) -> mx.array:
         skipped = first - self._first_noisy
         if width != self._noise.shape[1] or skipped < 0:

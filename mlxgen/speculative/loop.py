@@ -253,7 +253,6 @@ class SpeculativeGenerator:
         """The target's forward over a block and its judgement. Nobody holds the logits after it, so
         their memory is used again while the round runs."""
         newest = mx.array(self._history.tokens[-1:])
-        self._verifier.prepare(self._history, len(proposal.ids) + 1)
         logits = self._target.forward(mx.concatenate([newest, proposal.ids]))
         logprobs = LogprobRows(logits, self._logprobs) if self._logprobs else None
         return self._verifier.verify(logits, self._history, proposal), logprobs

@@ -69,11 +69,6 @@ class Verifier:
         """Whether proposals must carry q."""
         return self.rule.needs_distribution or self._diagnostics
 
-    def prepare(self, history: History, rows: int) -> None:
-        """To be called before the target's forward over a block of so many rows."""
-        if not self.rule.needs_distribution and not self._chain.config.is_greedy:
-            self._randomness.prepare_target_noise(len(history), rows, self._chain.width)
-
     def verify(self, logits: mx.array, history: History, proposal: Proposal) -> Verification:
         """Judge a proposal. logits: `[k+1, width]`, row i after the proposals d_1..d_i."""
         if self.rule.needs_distribution:
