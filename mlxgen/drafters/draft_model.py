@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from mlxgen.cache.cached_model import CachedModel
 from mlxgen.drafters.proposal import MODEL_DRAFTER, LengthPolicy, Proposal
-from mlxgen.sampling.chain import SamplerChain, probabilities
+from mlxgen.sampling.chain import Draws, SamplerChain, probabilities
 from mlxgen.sampling.elementary import one_hot
 from mlxgen.sampling.history import History, IntArray
 from mlxgen.sampling.randomness import Randomness, Stream, uniform
@@ -87,7 +87,6 @@ class DraftModel:
                 beside = Stream.RESIDUAL if want_distribution else Stream.TARGET
                 noise = self._randomness.draft_noise(len(history), k, chain.width, beside=beside)
             noises = [*mx.split(noise, k)]
-            del noise
             if chain.tosses_coins:
                 stream = Stream.TARGET_COIN if coupled else Stream.DRAFT_COIN
                 coins = [*mx.split(uniform(self._keys(stream, history, k)), k)]
@@ -98,37 +97,29 @@ class DraftModel:
             self._model.prefill(owed[:-1])
             owed = owed[-1:]
         inputs = mx.array(owed)
-        drawn, tops, rows = list[mx.array](), list[mx.array](), list[mx.array]()
+        drawn: list[Draws] = []
         for step in range(k):
+            logits = self._model.forward(inputs)
+            if len(logits) > 1:
+                logits = logits[-1:]
             before = None
             if drawn and chain.reads_history:
-                before = mx.concatenate(drawn)
-            # Nobody holds logits and noise, so their memory is used again.
+                before = mx.concatenate([earlier.ids for earlier in drawn])
             if greedy:
-                newest = chain.choose(self._logits(inputs), history, before)
+                newest = chain.choose(logits, history, before)
             else:
-                newest = chain.draw(
-                    self._logits(inputs), noises.pop(0), history, before, coins[step]
-                )
+                newest = chain.draw(logits, noises[step], history, before, coins[step])
             # With the top, which would otherwise keep the logits until the round is judged.
             mx.async_eval(newest.ids, newest.tops)
-            drawn.append(newest.ids)
-            tops.append(newest.tops)
-            if want_distribution:
-                rows.append(newest.rows)
+            drawn.append(newest)
             inputs = newest.ids
-        ids = mx.concatenate(drawn)
+        ids = mx.concatenate([step.ids for step in drawn])
         q = None
         if want_distribution and greedy:
             q = one_hot(ids, chain.width)
         elif want_distribution:
-            q = probabilities(mx.concatenate(rows))
-        return Proposal(ids=ids, q=q, tops=tuple(tops))
-
-    def _logits(self, inputs: mx.array) -> mx.array:
-        """Of the token behind the inputs, `[1, width]`."""
-        logits = self._model.forward(inputs)
-        return logits[-1:] if len(logits) > 1 else logits
+            q = probabilities(mx.concatenate([step.rows for step in drawn]))
+        return Proposal(ids=ids, q=q, tops=tuple(step.tops for step in drawn))
 
     def _keys(self, stream: Stream, history: History, k: int) -> mx.array:
         # The target's streams are keyed by position, so both sides meet the same coins.

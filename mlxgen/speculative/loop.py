@@ -174,8 +174,6 @@ class SpeculativeGenerator:
                     continue
                 emitted = self._settle(flight)
                 left = max_tokens - taken - len(emitted)
-                # Its q goes before the next round makes one.
-                flight = None
                 flight = self._dispatch(left) if self._is_running else None
                 for token in emitted:
                     taken += 1
@@ -237,25 +235,18 @@ class SpeculativeGenerator:
         if self._depth.wants_split_costs and self._drafter.name == MODEL_DRAFTER:
             mx.eval(proposal.ids)
             draft_ms = 1e3 * (self._clock() - started_s)
-        checked, logprobs = self._check(proposal)
+        newest = mx.array(history.tokens[-1:])
+        logits = self._target.forward(mx.concatenate([newest, proposal.ids]))
         flight = _Flight(
             source=self._drafter.name,
             proposal=proposal,
-            checked=checked,
-            logprobs=logprobs,
+            checked=verifier.verify(logits, history, proposal),
+            logprobs=LogprobRows(logits, self._logprobs) if self._logprobs else None,
             started_s=started_s,
             draft_ms=draft_ms,
         )
         mx.async_eval(*flight.arrays)
         return flight
-
-    def _check(self, proposal: Proposal) -> tuple[Verification, LogprobRows | None]:
-        """The target's forward over a block and its judgement. Nobody holds the logits after it, so
-        their memory is used again while the round runs."""
-        newest = mx.array(self._history.tokens[-1:])
-        logits = self._target.forward(mx.concatenate([newest, proposal.ids]))
-        logprobs = LogprobRows(logits, self._logprobs) if self._logprobs else None
-        return self._verifier.verify(logits, self._history, proposal), logprobs
 
     def _settle(self, flight: _Flight) -> list[Token]:
         """Wait for a round, count it, and commit what was accepted and the token after it."""
