@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ installed = pytest.mark.skipif(
     reason="only a Linux CPU with TBB's allocator has another to start with",
 )
 REPORT = """
-import json, os, subprocess, sys
+import json, os, signal, subprocess, sys
 sys.path.insert(0, os.getcwd())
 from mlxgen.backend import allocator
 before = dict(os.environ)
@@ -39,6 +40,7 @@ print(json.dumps({
     "is_loaded": allocator._is_loaded(),
     "environment": dict(os.environ),
     "child": json.loads(subprocess.run(child, capture_output=True, text=True).stdout),
+    "blocked_signals": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
     "is_second": before != dict(os.environ),
 }))
 """
@@ -76,6 +78,7 @@ def test_a_restart_changes_the_allocator_and_nothing_else(folders: str | None) -
     # The same process to a shell that waits for it or sends it a signal.
     assert found["pid"] == found["started_pid"]
     assert found["words"] == words and found["stdin"] == "typed\n"
+    assert found["blocked_signals"] == []
     assert found["environment"] == found["child"] == found["given"]
 
 
@@ -92,6 +95,22 @@ def test_a_process_stays_as_it_is_where_its_user_says_so(variables: dict[str, st
     found = reported(variables)
     assert not found["is_second"] and not found["is_loaded"]
     assert found["environment"] == found["child"] == found["given"]
+
+
+@installed
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_the_second_interpreter_starts_is_one_line(
+    sent: signal.Signals, tmp_path: Path
+) -> None:
+    """It comes from the second one's first import, before there is a handler for it."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\n"
+        f"if {allocator._FOLDERS_BEFORE!r} in os.environ:\n"
+        f"    os.kill(os.getpid(), {int(sent)})\n"
+    )
+    variables = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    run = mlxgen_process("generate", "-m", "/no such model", "-p", "a", variables=variables)
+    assert run.code == 130 and run.stderr == "mlxgen: interrupted\n"
 
 
 @installed
@@ -124,6 +143,7 @@ def test_a_restart_that_fails_is_no_error(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("sys.argv", ["mlxgen", *sys.orig_argv[1:]])
     allocator.restart_with_allocator()
     assert dict(os.environ) == before
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 @pytest.mark.parametrize("name", ["plain", "with a blank", "a:b", "a;b"])

@@ -13,6 +13,7 @@ the user's own, which may name an allocator already.
 from __future__ import annotations
 
 import os
+import signal
 import site
 import sys
 import sysconfig
@@ -23,6 +24,8 @@ VARIABLE = "MLXGEN_ALLOCATOR"
 _PRELOAD, _FOLDERS = "LD_PRELOAD", "LD_LIBRARY_PATH"
 _FOLDERS_BEFORE = "_MLXGEN_LD_LIBRARY_PATH"
 """From the first start to the second: what LD_LIBRARY_PATH was, or empty."""
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+"""They wait while the second interpreter starts, which would answer them with a traceback."""
 _LIBRARIES = ("libtbbmalloc.so.2", "libtbbmalloc_proxy.so.2")
 """The allocator, and what puts it in the place of the C library's."""
 
@@ -39,6 +42,7 @@ def restart_with_allocator() -> None:
         os.environ.pop(_FOLDERS, None)
         if before:
             os.environ[_FOLDERS] = before
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTS)
         return
     words = sys.argv[1:]
     if _refusal() is not None or sys.orig_argv[len(sys.orig_argv) - len(words) :] != words:
@@ -51,11 +55,12 @@ def restart_with_allocator() -> None:
         _FOLDERS: ":".join(filter(None, [str(_folder()), folders])),
         _FOLDERS_BEFORE: folders,
     }
+    signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
     try:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
     except OSError:
         # It runs without as well.
-        return
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTS)
 
 
 def allocator_in_use() -> str:
