@@ -6,6 +6,10 @@ that the chain got there (Leviathan et al. 2023, section 3.5, by position and wi
 The best k maximises tokens per second; 0 is plain decoding. The choice looks at past rounds only,
 so it is lossless under every rule, `block` included.
 
+Where plain decoding is the best, the rounds that find it so are lost time. So it probes only while
+the better ends of what it knows would pay (see `estimates`), and decodes plainly behind a probe
+until what that lost is a hundredth of the time.
+
 A machine changes its pace from second to second, when other work comes and goes, by as much as is
 at stake between two lengths. That slows all forwards alike, so costs are kept relative to the pace
 at which they were measured, and a length tried a while ago is compared fairly with the present one.
@@ -14,37 +18,37 @@ at which they were measured, and a length tried a while ago is compared fairly w
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from statistics import median
 from typing import Protocol
+
+from mlxgen.speculative.estimates import (
+    KNOWN_FIRST_USE_EXCESS,
+    Acceptance,
+    Cost,
+    cost_on_line,
+    mean_tokens,
+)
 
 MAX_DEPTH_TOKENS = 8
 _MEASURED_STEPS = 4
-_SAMPLES = 11
-_TRUSTED_SAMPLES = 2
-_PACING_SAMPLES = 5
 _PACE_RATE = 0.2
 _LARGEST_PACE_STEP = 2.0
 _FIRST_USE_EXCESS = 2.0
-_KNOWN_FIRST_USE_EXCESS = 1.1
 _PATIENCE_ROUNDS = 4.0
 _SECOND_LOOK_ROUNDS = 128
-_TRIAL_GAIN = 1.1
+_TRIAL_GAIN = 1.05
 _FIRST_TRIAL_ROUNDS = 24
 _LAST_TRIAL_ROUNDS = 768
-_SLOW_RATE = 0.02
-_FAST_RATE = 0.12
-_PROBING_RATE = 0.35
-_SURPRISING_DEVIATIONS = 3.0
 _PRIOR_ACCEPTANCE = 0.7
 _SWITCH_GAIN = 1.02
-_DOUBT_DEVIATIONS = 0.5
-_FIRST_PAUSE_TOKENS = 4
-_LONGEST_PAUSE_TOKENS = 256
-_HOPELESS_PAUSE_TOKENS = 1024
+_FIRST_PROBE_ROUNDS = 32
 _PROBE_ROUNDS = 4
+_JUDGED_ROUNDS = 2
+_PROBING_SHARE = 0.01
+_CHANGING_OVER_STEPS = 0.5
+_SHORTEST_PAUSE_TOKENS = 4
+_LONGEST_PAUSE_TOKENS = 1024
 _FEW_TOKENS = 1.25
 _FIRST_CHECK_ROUNDS = 8
 _LAST_CHECK_ROUNDS = 64
@@ -101,73 +105,6 @@ class FixedDepth:
         """Nothing was chosen."""
 
 
-class _Cost:
-    """A cost from its newest samples. The first use of a shape compiles kernels or warms caches, so
-    few samples are read as their smallest. since_round: how many rounds there were before it."""
-
-    def __init__(self, since_round: int = 0) -> None:
-        self.since_round = since_round
-        self._samples: deque[float] = deque(maxlen=_SAMPLES)
-
-    def add(self, sample_ms: float) -> None:
-        self._samples.append(sample_ms)
-
-    @property
-    def is_trusted(self) -> bool:
-        return len(self._samples) >= _TRUSTED_SAMPLES
-
-    @property
-    def tells_pace(self) -> bool:
-        return len(self._samples) >= _PACING_SAMPLES
-
-    @property
-    def first_was_dear(self) -> bool:
-        """Of two samples, whether the first one paid for more than the second."""
-        samples = self._samples
-        return len(samples) == 2 and samples[0] > _KNOWN_FIRST_USE_EXCESS * samples[1]
-
-    @property
-    def is_settled(self) -> bool:
-        return len(self._samples) == _SAMPLES
-
-    @property
-    def least_ms(self) -> float:
-        return min(self._samples)
-
-    @property
-    def ms(self) -> float | None:
-        if not self._samples:
-            return None
-        return min(self._samples) if len(self._samples) < 3 else median(self._samples)
-
-
-class _Acceptance:
-    """Acceptance at one position. The plain mean of what was seen, then a slow average of it; where
-    a fast average strays too far from the slow one, the text has changed and the slow one follows.
-    """
-
-    def __init__(self, start: float) -> None:
-        self.rate = start
-        self._fast = start
-        self._count = 0
-
-    @property
-    def doubted_rate(self) -> float:
-        """The rate and some of its standard error."""
-        error = (self.rate * (1 - self.rate) / (self._count + 2)) ** 0.5
-        return float(self.rate + _DOUBT_DEVIATIONS * error)
-
-    def learn(self, hit: bool, is_probe: bool) -> None:
-        self._count += 1
-        fast_rate = _PROBING_RATE if is_probe else _FAST_RATE
-        self._fast += fast_rate * (hit - self._fast)
-        slow_rate = max(1 / (self._count + 2), _SLOW_RATE)
-        self.rate += slow_rate * (hit - self.rate)
-        spread = (max(self.rate * (1 - self.rate), 0.02) * fast_rate / (2 - fast_rate)) ** 0.5
-        if is_probe or abs(self._fast - self.rate) > _SURPRISING_DEVIATIONS * spread:
-            self.rate = self._fast
-
-
 @dataclass(frozen=True)
 class DepthSummary:
     """What an adaptive run chose and why. Costs in milliseconds at the pace of the end, None where
@@ -190,23 +127,25 @@ class DepthSummary:
 class AdaptiveDepth:
     """Chooses the k with the best expected tokens per second, 0 included.
 
-    It begins with a few plain steps and short rounds, moves one step beyond what it has measured at
-    a time, and while it decodes plainly it probes again, less and less often. State is one run's.
+    It begins with a few plain steps and a probe: short rounds, until one length is ahead of plain
+    decoding or none may be. Drafting, it moves one step beyond what it has measured at a time;
+    decoding plainly, it probes again, the later the more the last probe lost. State is one run's.
     """
 
     def __init__(self, max_tokens: int = MAX_DEPTH_TOKENS) -> None:
         self._max = max_tokens
-        self._plain = _Cost()
-        self._draft_step = _Cost()
-        self._rounds: dict[int, _Cost] = {}
-        self._acceptance: list[_Acceptance] = []
+        self._plain = Cost()
+        self._draft_step = Cost()
+        self._rounds: dict[int, Cost] = {}
+        self._acceptance: list[Acceptance] = []
         self._pace = 1.0
         self._k = 0
         self._is_measuring_plain = True
-        self._pause_tokens = _FIRST_PAUSE_TOKENS
-        self._probe_rounds_left = 0
-        self._is_parked = False
+        self._pause_tokens = _SHORTEST_PAUSE_TOKENS
         self._plain_since_probe = 0
+        self._probe_rounds_left = _FIRST_PROBE_ROUNDS
+        self._probe_loss_steps = 0.0
+        self._probe_rounds = 0
         self._rounds_since_plain = 0
         self._check_rounds = _FIRST_CHECK_ROUNDS
         self._rounds_by_k: dict[int, int] = {}
@@ -222,7 +161,7 @@ class AdaptiveDepth:
         """Length of the plain stretch before the next probe."""
         if self._is_measuring_plain:
             return _MEASURED_STEPS
-        return _HOPELESS_PAUSE_TOKENS if self._is_hopeless() else self._pause_tokens
+        return self._pause_tokens
 
     @property
     def wants_split_costs(self) -> bool:
@@ -234,9 +173,7 @@ class AdaptiveDepth:
         if self._is_measuring_plain:
             return 0
         if self._probe_rounds_left > 0:
-            return self._probe_depth()
-        if not self._is_parked and not self._is_calibrated():
-            return 1
+            return self._probe_length() if self._is_calibrated() else 1
         return self._k if self._trial is None else self._trial
 
     def record_plain(self, tokens: int, step_ms: float) -> None:
@@ -249,8 +186,11 @@ class AdaptiveDepth:
         is_due = self._plain_since_probe >= self.plain_tokens
         if self._is_measuring_plain:
             self._is_measuring_plain = not is_due
-        elif self._is_parked and is_due:
-            self._probe_rounds_left = _PROBE_ROUNDS
+        elif self._k == 0 and self._probe_rounds_left == 0 and is_due:
+            self._probe_rounds_left, self._probe_loss_steps = _PROBE_ROUNDS, 0.0
+            self._probe_rounds = 0
+            for position in self._acceptance:
+                position.doubt()
         if is_due:
             self._plain_since_probe = 0
 
@@ -265,21 +205,26 @@ class AdaptiveDepth:
         if draft_ms is not None:
             self._learn(self._draft_step, draft_ms / k)
         elif self._rounds_since_plain > 0 and not self._is_first_use(k, cost_ms):
-            cost = self._rounds.setdefault(k, _Cost(self._finished_rounds))
+            cost = self._rounds.setdefault(k, Cost(self._finished_rounds))
             self._learn(cost, cost_ms)
             if cost.first_was_dear:
-                self._first_use_excess = _KNOWN_FIRST_USE_EXCESS
+                self._first_use_excess = KNOWN_FIRST_USE_EXCESS
         self._trial = None
         self._rounds_by_k[k] = self._rounds_by_k.get(k, 0) + 1
         self._rounds_since_plain += 1
         for position in range(tested):
             if position == len(self._acceptance):
-                self._acceptance.append(_Acceptance(self._acceptance_at(position)))
-            is_probe = self._probe_rounds_left > 0
-            self._acceptance[position].learn(position < accepted, is_probe)
-        self._decide(accepted)
+                self._acceptance.append(Acceptance(self._acceptance_at(position)))
+            self._acceptance[position].learn(position < accepted)
+        if self._probe_rounds_left == 0:
+            self._decide()
+            return
+        # What compiling took is not lost again.
+        usual_ms = min(cost_ms / self._pace, _FIRST_USE_EXCESS * self._round_ms(k))
+        self._probe_loss_steps += usual_ms / self._round_ms(0) - (accepted + 1)
+        self._decide_on_probe()
 
-    def _learn(self, cost: _Cost, sample_ms: float) -> None:
+    def _learn(self, cost: Cost, sample_ms: float) -> None:
         """Add a sample as it would have been at the pace of the beginning, and follow the pace."""
         sample_ms = max(sample_ms, 1e-6) / self._pace
         if cost.tells_pace and cost.ms is not None:
@@ -303,25 +248,12 @@ class AdaptiveDepth:
     def _is_calibrated(self) -> bool:
         return self._draft_step.is_trusted and 1 in self._rounds and self._rounds[1].is_trusted
 
-    def _decide(self, accepted: int) -> None:
-        if not self._is_calibrated():
-            return
+    def _decide(self) -> None:
+        """While drafting: stay, change the length, or stop."""
         best = max(self._candidates(), key=self._rate)
-        if self._probe_rounds_left > 0:
-            self._probe_rounds_left -= 1
-            if best > 0 and self._rate(best) > _SWITCH_GAIN * self._rate(0):
-                self._is_parked, self._probe_rounds_left = False, 0
-                self._pause_tokens = _FIRST_PAUSE_TOKENS
-                self._k = best
-            elif self._is_hopeless() or (accepted == 0 and not self._may_pay()):
-                self._probe_rounds_left = 0
-            if self._is_parked and self._probe_rounds_left == 0:
-                self._pause_tokens = min(2 * self._pause_tokens, _LONGEST_PAUSE_TOKENS)
-            return
-        if self._k == 0 or self._rate(best) > _SWITCH_GAIN * self._rate(self._k):
-            self._k = best if best > 0 or not self._may_pay() else 1
-        self._is_parked = self._k == 0
-        if self._is_parked:
+        if self._rate(best) > _SWITCH_GAIN * self._rate(self._k):
+            self._k = best if best > 0 else self._hopeful_length()
+        if self._k == 0:
             return
         if self._should_measure_plain():
             self._is_measuring_plain = True
@@ -332,18 +264,30 @@ class AdaptiveDepth:
             self._rounds_since_trial = 0
             self._trial_rounds = min(2 * self._trial_rounds, _LAST_TRIAL_ROUNDS)
 
+    def _decide_on_probe(self) -> None:
+        """Draft where that is ahead, go on while it may be, else decode plainly for a while."""
+        self._probe_rounds_left -= 1
+        if self._is_calibrated():
+            best = max(self._candidates(), key=self._rate)
+            if best > 0 and self._rate(best) > _SWITCH_GAIN * self._rate(0):
+                self._k, self._probe_rounds_left = best, 0
+                return
+        self._probe_rounds += 1
+        is_judged = 1 in self._rounds and self._probe_rounds >= _JUDGED_ROUNDS
+        if is_judged and not self._may_pay():
+            self._probe_rounds_left = 0
+        if self._probe_rounds_left == 0:
+            lost_steps = self._probe_loss_steps + _CHANGING_OVER_STEPS
+            pause_tokens = max(round(lost_steps / _PROBING_SHARE), _SHORTEST_PAUSE_TOKENS)
+            self._pause_tokens = min(pause_tokens, _LONGEST_PAUSE_TOKENS)
+
     def _promising_length(self) -> int | None:
-        """A length beyond those known that would be well ahead if no verification cost more than
-        the dearest one known, and acceptance were a little better than it looks. What is known may
-        rule it out for ever otherwise: the line through known costs, or a few unlucky tests."""
-        dearest_ms = max(self._verifications().values())
-        longest = max(k for k in self._rounds if self._is_known(k))
-        rates = {
-            k: self._hoped_tokens(k) / (self._drafting_ms(k) + dearest_ms)
-            for k in range(longest + 1, self._max + 1)
-        }
-        best = max(rates, key=lambda k: rates[k], default=0)
-        return best if best and rates[best] > _TRIAL_GAIN * self._rate(self._k) else None
+        """A longer round that may be well ahead. What is known may rule it out for ever otherwise:
+        the line through known costs, or a few unlucky tests of long ago."""
+        for position in self._acceptance[self._k :]:
+            position.doubt()
+        best = max(range(self._k + 1, self._max + 1), key=self._hope, default=0)
+        return best if best and self._hope(best) > _TRIAL_GAIN * self._rate(self._k) else None
 
     def _should_measure_plain(self) -> bool:
         """A round that emits hardly more than one token is worth little more than a plain step, and
@@ -351,21 +295,34 @@ class AdaptiveDepth:
         is_due = self._rounds_since_plain >= self._check_rounds
         return is_due and self.expected_tokens(self._k) < _FEW_TOKENS
 
-    def _may_pay(self) -> bool:
-        """Whether one proposal a round would pay, were its acceptance a little better and its cost
-        as low as it may be: the first few tests can be unlucky and the first few rounds slow, and
-        plain decoding learns nothing of either."""
-        return (1 + self._acceptance[0].doubted_rate) / self._doubted_round_ms() > self._rate(0)
+    def _hopeful_length(self) -> int:
+        """The length that may still pay of those known, 0 if none may: a few tests can be unlucky
+        and a few rounds slow, and plain decoding learns nothing of either."""
+        best = max((k for k in self._rounds if self._is_known(k)), key=self._hope)
+        return best if self._hope(best) > self._rate(0) else 0
 
-    def _doubted_round_ms(self) -> float:
-        """One proposal's round as the quickest of few says, or, of very few, as a draft step and a
-        verification no dearer than a plain step."""
-        cost = self._rounds[1]
-        if cost.is_settled:
-            return self._round_ms(1)
-        if cost.tells_pace:
-            return cost.least_ms
-        return min(cost.least_ms, self._drafting_ms(1) + self._round_ms(0))
+    def _probe_length(self) -> int:
+        """The shortest one that may pay, else the one that is nearest to it."""
+        lengths = range(1, self._max + 1)
+        enough = _SWITCH_GAIN * self._rate(0)
+        nearest = max(lengths, key=self._hope)
+        return next((k for k in lengths if self._hope(k) > enough), nearest)
+
+    def _may_pay(self) -> bool:
+        return any(self._hope(k) > self._rate(0) for k in range(1, self._max + 1))
+
+    def _hope(self, k: int) -> float:
+        """Tokens per millisecond, were acceptance somewhat better than it looks and the cost as low
+        as it may be."""
+        last = len(self._acceptance) - 1
+        rates = (self._acceptance[min(position, last)].hoped_rate for position in range(k))
+        return mean_tokens(rates) / self._hoped_ms(k)
+
+    def _hoped_ms(self, k: int) -> float:
+        """Of an unknown length as if its verification cost no more than the dearest one known."""
+        if self._is_known(k):
+            return self._rounds[k].hoped_ms
+        return self._drafting_ms(k) + max(self._verifications().values())
 
     def _candidates(self) -> range:
         """0 up to one step beyond the longest round whose cost is known."""
@@ -388,21 +345,11 @@ class AdaptiveDepth:
         )
 
         def rate(length: int) -> float:
-            round_ms = self._drafting_ms(length) + _on_line(verify, length + 1)
+            round_ms = self._drafting_ms(length) + cost_on_line(verify, length + 1)
             return self.expected_tokens(length) / round_ms
 
         gain = rate(k) / rate(self._k) - 1
         return min(_SECOND_LOOK_ROUNDS, _PATIENCE_ROUNDS / max(gain, 1e-6))
-
-    def _probe_depth(self) -> int:
-        reachable = [k for k in self._candidates() if k > 0]
-        return max(reachable, key=self._rate, default=1)
-
-    def _is_hopeless(self) -> bool:
-        """Whether not even a draft that is always right would pay."""
-        if not self._is_calibrated():
-            return False
-        return all((k + 1) / self._round_ms(k) <= self._rate(0) for k in range(1, self._max + 1))
 
     def _rate(self, k: int) -> float:
         """Expected tokens per millisecond."""
@@ -410,14 +357,7 @@ class AdaptiveDepth:
 
     def expected_tokens(self, k: int) -> float:
         """Mean number of tokens that a round of k emits."""
-        return _mean_tokens(self._acceptance_at(position) for position in range(k))
-
-    def _hoped_tokens(self, k: int) -> float:
-        """The same with some of the standard error added to each acceptance."""
-        last = len(self._acceptance) - 1
-        return _mean_tokens(
-            min(self._acceptance[min(position, last)].doubted_rate, 1.0) for position in range(k)
-        )
+        return mean_tokens(self._acceptance_at(position) for position in range(k))
 
     def _acceptance_at(self, position: int) -> float:
         if not self._acceptance:
@@ -426,7 +366,7 @@ class AdaptiveDepth:
 
     def _round_ms(self, k: int) -> float:
         """As measured, else k draft steps and a verification on the line through those known."""
-        return self._drafting_ms(k) + _on_line(self._verifications(), k + 1)
+        return self._drafting_ms(k) + cost_on_line(self._verifications(), k + 1)
 
     def _verifications(self) -> dict[int, float]:
         """By width: what known rounds leave beside their draft steps; a plain step is width 1."""
@@ -443,7 +383,7 @@ class AdaptiveDepth:
 
     def summary(self) -> DepthSummary:
         """What `--profile` prints."""
-        k = 0 if self._is_parked else self._k
+        k = self._k
         is_known = self._is_calibrated()
         return DepthSummary(
             k=k,
@@ -460,7 +400,7 @@ class AdaptiveDepth:
             break_even=self._break_even(k) if is_known and k > 0 else None,
         )
 
-    def _now(self, cost: _Cost) -> float | None:
+    def _now(self, cost: Cost) -> float | None:
         return None if cost.ms is None else self._pace * cost.ms
 
     def _break_even(self, k: int) -> float:
@@ -472,30 +412,3 @@ class AdaptiveDepth:
             expected = sum(middle**i for i in range(k + 1))
             low, high = (middle, high) if expected < wanted else (low, middle)
         return high
-
-
-def _mean_tokens(acceptance: Iterable[float]) -> float:
-    """Of a round, from the acceptance at each of its positions."""
-    mean, chain = 1.0, 1.0
-    for rate in acceptance:
-        chain *= rate
-        mean += chain
-    return mean
-
-
-def _on_line(known: dict[int, float], width: int) -> float:
-    """What is known of a width, else between its neighbours, or beyond the two largest: there costs
-    never fall with width."""
-    if width in known:
-        return known[width]
-    low = max(w for w in known if w < width)
-    above = [w for w in known if w > width]
-    if above:
-        high = min(above)
-        share = (width - low) / (high - low)
-        return known[low] + share * (known[high] - known[low])
-    below = [w for w in known if w < low]
-    if not below:
-        return known[low]
-    slope = max((known[low] - known[max(below)]) / (low - max(below)), 0.0)
-    return known[low] + slope * (width - low)
