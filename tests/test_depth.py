@@ -210,6 +210,35 @@ def test_it_climbs_no_further_than_the_costs_it_knows() -> None:
     assert max(tried[:6]) == 2 and tried.count(2) <= 2
 
 
+class FollowsTheMean(AdaptiveDepth):
+    """Wrong: follows the pace by every sample alike."""
+
+    def _learn(self, cost: Cost, sample_ms: float) -> None:
+        if cost.tells_pace and cost.ms is not None:
+            self._pace *= (sample_ms / self._pace / cost.ms) ** 0.2
+        cost.add(sample_ms / self._pace)
+
+
+@pytest.mark.parametrize("kind", [AdaptiveDepth, FollowsTheMean])
+def test_rounds_that_are_held_up_now_and_then_do_not_make_the_machine_look_slow(
+    kind: type[AdaptiveDepth],
+) -> None:
+    """One round in ten takes half as long again, plain steps never do; none is timed after the
+    beginning."""
+    strays = []
+    for seed in range(9):
+        depth, generator = kind(), random.Random(seed)
+        depth.record_plain(6, 10.0)
+        for _ in range(400):
+            held_up = 1.5 if generator.random() < 0.1 else 1.0
+            split = 1.0 if depth.wants_split_costs else None
+            depth.record_round(1, 1, 1, held_up * generator.uniform(11.4, 12.6), split)
+        plain_ms = depth.summary().plain_ms
+        assert plain_ms is not None
+        strays.append(plain_ms / 10.0 - 1)
+    assert (max(map(abs, strays)) < 0.15) is (kind is AdaptiveDepth), strays
+
+
 @pytest.mark.parametrize("follows", [True, False])
 def test_a_machine_that_slows_down_and_recovers_changes_no_decision(
     follows: bool, monkeypatch: pytest.MonkeyPatch
@@ -278,7 +307,7 @@ def test_plain_steps_that_were_slow_at_first_are_measured_again(
 ) -> None:
     """A useless draft looks nearly free beside the first plain steps, and is not."""
     if not checks:
-        monkeypatch.setattr("mlxgen.speculative.depth._FEW_TOKENS", 0.0)
+        monkeypatch.setattr("mlxgen.speculative.depth._CHECKED_GAIN", 0.0)
     depth = AdaptiveDepth()
     plain_tokens = 0
     while sum(depth.summary().rounds_by_k.values()) + plain_tokens < 300:

@@ -18,8 +18,10 @@ at which they were measured, and a length tried a while ago is compared fairly w
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import median
 from typing import Protocol
 
 from mlxgen.speculative.estimates import (
@@ -31,9 +33,9 @@ from mlxgen.speculative.estimates import (
 )
 
 MAX_DEPTH_TOKENS = 8
-_MEASURED_STEPS = 4
-_PACE_RATE = 0.2
-_LARGEST_PACE_STEP = 2.0
+_MEASURED_STEPS = 6
+_PACE_SAMPLES = 7
+_PACE_RATE = 0.3
 _FIRST_USE_EXCESS = 2.0
 _PATIENCE_ROUNDS = 4.0
 _SECOND_LOOK_ROUNDS = 128
@@ -49,7 +51,7 @@ _PROBING_SHARE = 0.01
 _CHANGING_OVER_STEPS = 0.5
 _SHORTEST_PAUSE_TOKENS = 4
 _LONGEST_PAUSE_TOKENS = 1024
-_FEW_TOKENS = 1.25
+_CHECKED_GAIN = 1.3
 _FIRST_CHECK_ROUNDS = 8
 _LAST_CHECK_ROUNDS = 64
 
@@ -137,8 +139,10 @@ class AdaptiveDepth:
         self._plain = Cost()
         self._draft_step = Cost()
         self._rounds: dict[int, Cost] = {}
+        self._verifications = {1: 1.0}
         self._acceptance: list[Acceptance] = []
         self._pace = 1.0
+        self._pace_samples: deque[float] = deque(maxlen=_PACE_SAMPLES)
         self._k = 0
         self._is_measuring_plain = True
         self._pause_tokens = _SHORTEST_PAUSE_TOKENS
@@ -181,6 +185,7 @@ class AdaptiveDepth:
         if tokens < 1:
             return
         self._learn(self._plain, step_ms)
+        self._look_at_costs()
         self._rounds_since_plain = 0
         self._plain_since_probe += tokens
         is_due = self._plain_since_probe >= self.plain_tokens
@@ -216,6 +221,7 @@ class AdaptiveDepth:
             if position == len(self._acceptance):
                 self._acceptance.append(Acceptance(self._acceptance_at(position)))
             self._acceptance[position].learn(position < accepted)
+        self._look_at_costs()
         if self._probe_rounds_left == 0:
             self._decide()
             return
@@ -225,12 +231,13 @@ class AdaptiveDepth:
         self._decide_on_probe()
 
     def _learn(self, cost: Cost, sample_ms: float) -> None:
-        """Add a sample as it would have been at the pace of the beginning, and follow the pace."""
-        sample_ms = max(sample_ms, 1e-6) / self._pace
+        """Add a sample as it would have been at the pace of the beginning, and follow the pace. A
+        mean would run away from costs that are not measured: samples stray upwards alone."""
+        sample_ms = max(sample_ms, 1e-6)
         if cost.tells_pace and cost.ms is not None:
-            step = min(max(sample_ms / cost.ms, 1 / _LARGEST_PACE_STEP), _LARGEST_PACE_STEP)
-            self._pace *= step**_PACE_RATE
-        cost.add(sample_ms)
+            self._pace_samples.append(sample_ms / cost.ms)
+            self._pace += _PACE_RATE * (median(self._pace_samples) - self._pace)
+        cost.add(sample_ms / self._pace)
 
     def _is_first_use(self, k: int, cost_ms: float) -> bool:
         """Whether a length was never used before, and took so long that it may have paid for
@@ -290,15 +297,15 @@ class AdaptiveDepth:
         return best if best and self._hope(best) > _TRIAL_GAIN * self._rate(self._k) else None
 
     def _should_measure_plain(self) -> bool:
-        """A round that emits hardly more than one token is worth little more than a plain step, and
-        those were measured at the beginning, when a machine may not be at its usual pace."""
+        """Where drafting is little ahead, the cost of a plain step decides, and that was measured
+        at the beginning, when a machine may not be at its usual pace."""
         is_due = self._rounds_since_plain >= self._check_rounds
-        return is_due and self.expected_tokens(self._k) < _FEW_TOKENS
+        return is_due and self._rate(self._k) < _CHECKED_GAIN * self._rate(0)
 
     def _hopeful_length(self) -> int:
         """The length that may still pay of those known, 0 if none may: a few tests can be unlucky
         and a few rounds slow, and plain decoding learns nothing of either."""
-        best = max((k for k in self._rounds if self._is_known(k)), key=self._hope)
+        best = max((width - 1 for width in self._verifications if width > 1), key=self._hope)
         return best if self._hope(best) > self._rate(0) else 0
 
     def _probe_length(self) -> int:
@@ -320,21 +327,23 @@ class AdaptiveDepth:
 
     def _hoped_ms(self, k: int) -> float:
         """Of an unknown length as if its verification cost no more than the dearest one known."""
-        if self._is_known(k):
+        if k + 1 in self._verifications:
             return self._rounds[k].hoped_ms
-        return self._drafting_ms(k) + max(self._verifications().values())
+        return self._drafting_ms(k) + max(self._verifications.values())
 
     def _candidates(self) -> range:
         """0 up to one step beyond the longest round whose cost is known."""
-        known = [k for k in self._rounds if self._is_known(k)]
-        return range(min(self._max, max(known, default=0) + 1) + 1)
+        return range(min(self._max, max(self._verifications)) + 1)
+
+    def _look_at_costs(self) -> None:
+        """Work out, once a round, what the known lengths cost."""
+        known = (k for k in self._rounds if self._is_known(k))
+        self._verifications = self._verifications_of(known)
 
     def _is_known(self, k: int) -> bool:
         """One sample is enough to go by for a while, and gets a second look in the end; the sooner,
         the more the length promised before."""
-        cost = self._rounds.get(k)
-        if cost is None:
-            return False
+        cost = self._rounds[k]
         age_rounds = self._finished_rounds - cost.since_round
         return cost.is_trusted or age_rounds < self._patience_rounds(k)
 
@@ -366,13 +375,10 @@ class AdaptiveDepth:
 
     def _round_ms(self, k: int) -> float:
         """As measured, else k draft steps and a verification on the line through those known."""
-        return self._drafting_ms(k) + cost_on_line(self._verifications(), k + 1)
-
-    def _verifications(self) -> dict[int, float]:
-        """By width: what known rounds leave beside their draft steps; a plain step is width 1."""
-        return self._verifications_of(k for k in self._rounds if self._is_known(k))
+        return self._drafting_ms(k) + cost_on_line(self._verifications, k + 1)
 
     def _verifications_of(self, lengths: Iterable[int]) -> dict[int, float]:
+        """By width: what rounds leave beside their draft steps; a plain step is width 1."""
         known = {1: self._plain.ms or 1.0}
         for k in lengths:
             known[k + 1] = max((self._rounds[k].ms or 0.0) - self._drafting_ms(k), 0.0)
@@ -392,7 +398,7 @@ class AdaptiveDepth:
             draft_step_ms=self._now(self._draft_step),
             verify_ms={
                 width: self._pace * ms
-                for width, ms in sorted(self._verifications().items())
+                for width, ms in sorted(self._verifications.items())
                 if width > 1
             },
             acceptance=[position.rate for position in self._acceptance],

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from statistics import median
 
-_SAMPLES = 11
+_SAMPLES = 21
 _TRUSTED_SAMPLES = 2
 _PACING_SAMPLES = 5
 _HOPEFUL_SAMPLES = 4
@@ -25,15 +25,18 @@ _KEPT_TESTS = 2
 
 class Cost:
     """A cost from its newest samples. The first use of a shape compiles kernels or warms caches, so
-    few samples are read as their smallest. since_round: how many rounds there were before it."""
+    few samples are read as their smallest. since_round: how many rounds there were before it; ms:
+    the median, of fewer than three samples the least, None without any."""
 
     def __init__(self, since_round: int = 0) -> None:
         self.since_round = since_round
+        self.ms: float | None = None
         self._samples: deque[float] = deque(maxlen=_SAMPLES)
 
     def add(self, sample_ms: float) -> None:
         """Learn from one more sample."""
         self._samples.append(sample_ms)
+        self.ms = min(self._samples) if len(self._samples) < 3 else median(self._samples)
 
     @property
     def is_trusted(self) -> bool:
@@ -50,13 +53,6 @@ class Cost:
         """Of two samples, whether the first one paid for more than the second."""
         samples = self._samples
         return len(samples) == 2 and samples[0] > KNOWN_FIRST_USE_EXCESS * samples[1]
-
-    @property
-    def ms(self) -> float | None:
-        """The median, of fewer than three samples the least; None without any."""
-        if not self._samples:
-            return None
-        return min(self._samples) if len(self._samples) < 3 else median(self._samples)
 
     @property
     def hoped_ms(self) -> float:

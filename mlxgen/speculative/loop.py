@@ -54,13 +54,14 @@ class Round:
 
 @dataclass(frozen=True)
 class _Flight:
-    """A round that has been dispatched and not been looked at yet. source: who proposed."""
+    """A round that has been dispatched and not been looked at yet. source: who proposed; since_s:
+    when the round before it was over, so that what the host does between them counts too."""
 
     source: str
     proposal: Proposal
     checked: Verification
     logprobs: LogprobRows | None
-    started_s: float
+    since_s: float
     draft_ms: float | None
 
     @property
@@ -125,6 +126,7 @@ class SpeculativeGenerator:
         self._on_round = on_round
         self._clock = clock
         self._history = History([])
+        self._round_over_s: float | None = None
         self.statistics = SpeculativeAcceptanceStats(rule, diagnostics=diagnostics)
         self.finish_reason = FinishReason.LENGTH
 
@@ -198,6 +200,7 @@ class SpeculativeGenerator:
         """Target tokens without proposals, until there is something to propose again."""
         length_before = len(self._history)
         started_s = self._clock()
+        self._round_over_s = None
         stamps_s: list[float] = []
 
         def nothing_to_propose() -> bool:
@@ -224,6 +227,7 @@ class SpeculativeGenerator:
             return None
         history, verifier = self._history, self._verifier
         started_s = self._clock()
+        since_s = started_s if self._round_over_s is None else self._round_over_s
         proposal = self._drafter.propose(
             history,
             k,
@@ -242,7 +246,7 @@ class SpeculativeGenerator:
             proposal=proposal,
             checked=verifier.verify(logits, history, proposal),
             logprobs=LogprobRows(logits, self._logprobs) if self._logprobs else None,
-            started_s=started_s,
+            since_s=since_s,
             draft_ms=draft_ms,
         )
         mx.async_eval(*flight.arrays)
@@ -251,7 +255,8 @@ class SpeculativeGenerator:
     def _settle(self, flight: _Flight) -> list[Token]:
         """Wait for a round, count it, and commit what was accepted and the token after it."""
         mx.eval(*flight.arrays)
-        cost_ms = 1e3 * (self._clock() - flight.started_s)
+        self._round_over_s = self._clock()
+        cost_ms = 1e3 * (self._round_over_s - flight.since_s)
         checked, verdict, logprobs = flight.checked, flight.checked.verdict, flight.logprobs
         self._require_usable("draft", *flight.proposal.tops)
         self._require_usable("target", checked.tops)
