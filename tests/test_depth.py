@@ -313,7 +313,7 @@ def test_plain_steps_that_were_slow_at_first_are_measured_again(
     while sum(depth.summary().rounds_by_k.values()) + plain_tokens < 300:
         k = depth.choose()
         if k == 0:
-            plain_ms = 80.0 if depth.summary().plain_ms is None else 60.0
+            plain_ms = 76.0 if depth.summary().plain_ms is None else 60.0
             plain_tokens += depth.plain_tokens
             depth.record_plain(depth.plain_tokens, plain_ms)
         else:

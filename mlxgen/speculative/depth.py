@@ -51,9 +51,9 @@ _PROBING_SHARE = 0.01
 _CHANGING_OVER_STEPS = 0.5
 _SHORTEST_PAUSE_TOKENS = 4
 _LONGEST_PAUSE_TOKENS = 1024
-_CHECKED_GAIN = 1.3
+_CHECKED_GAIN = 1.15
 _FIRST_CHECK_ROUNDS = 8
-_LAST_CHECK_ROUNDS = 64
+_LAST_CHECK_ROUNDS = 128
 
 
 class DraftDepth(Protocol):
@@ -264,7 +264,7 @@ class AdaptiveDepth:
             return
         if self._should_measure_plain():
             self._is_measuring_plain = True
-            self._check_rounds = min(2 * self._check_rounds, _LAST_CHECK_ROUNDS)
+            self._check_rounds = min(4 * self._check_rounds, _LAST_CHECK_ROUNDS)
         self._rounds_since_trial += 1
         if self._rounds_since_trial >= self._trial_rounds:
             self._trial = self._promising_length()
