@@ -297,10 +297,11 @@ class AdaptiveDepth:
         return best if best and self._hope(best) > _TRIAL_GAIN * self._rate(self._k) else None
 
     def _should_measure_plain(self) -> bool:
-        """Where drafting is little ahead, the cost of a plain step decides, and that was measured
-        at the beginning, when a machine may not be at its usual pace."""
-        is_due = self._rounds_since_plain >= self._check_rounds
-        return is_due and self._rate(self._k) < _CHECKED_GAIN * self._rate(0)
+        """Once in any case: it was measured at the beginning, when a machine may not be at its
+        usual pace. Then where drafting is so little ahead that a plain step's cost decides."""
+        is_first = self._check_rounds == _FIRST_CHECK_ROUNDS
+        decides = is_first or self._rate(self._k) < _CHECKED_GAIN * self._rate(0)
+        return decides and self._rounds_since_plain >= self._check_rounds
 
     def _hopeful_length(self) -> int:
         """The length that may still pay of those known, 0 if none may: a few tests can be unlucky

@@ -14,6 +14,8 @@ import logging
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 
 import mlx.core as mx
 import numpy as np
@@ -213,12 +215,10 @@ class SpeculativeGenerator:
         tokens = len(self._history) - length_before
         # The first step waits for its graph and the last one for nothing. Between two tokens within
         # a stretch there is one step, as throughout plain decoding.
-        within_s = stamps_s[1:]
-        if len(within_s) > 1:
-            step_s = (within_s[-1] - within_s[0]) / (len(within_s) - 1)
-        else:
-            step_s = (self._clock() - started_s) / max(tokens, 1)
-        self._depth.record_plain(tokens, 1e3 * step_s)
+        steps_s = [later - earlier for earlier, later in pairwise(stamps_s[1:])]
+        if not steps_s:
+            steps_s = [(self._clock() - started_s) / max(tokens, 1)]
+        self._depth.record_plain(tokens, 1e3 * median(steps_s))
 
     def _dispatch(self, left: int) -> _Flight | None:
         """Start a round, if there is something to propose: draft and verification as one graph."""
