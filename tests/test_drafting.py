@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
@@ -16,9 +17,10 @@ from mlxgen.config import AcceptRule, PromptLookupConfig, SamplingConfig
 from mlxgen.drafters.draft_model import DraftModel
 from mlxgen.drafters.lookup_first import LookupFirst
 from mlxgen.drafters.prompt_lookup import LookupGovernor, PromptLookup, find_continuation
-from mlxgen.drafters.proposal import Drafter
+from mlxgen.drafters.proposal import MODEL_DRAFTER, Drafter, Proposal
+from mlxgen.sampling.history import History
 from mlxgen.sampling.randomness import Randomness
-from mlxgen.speculative.depth import AdaptiveDepth, DraftDepth
+from mlxgen.speculative.depth import AdaptiveDepth, DraftDepth, FixedDepth
 from mlxgen.speculative.loop import SpeculativeGenerator
 from tests.fixtures.runs import ModelStore, Settings
 from tests.fixtures.statistics import softmax, transitions_follow
@@ -39,11 +41,17 @@ class ScriptedDepth:
     def choose(self) -> int:
         return self._choices[self._turn % len(self._choices)]
 
-    def record_plain(self, tokens: int, step_ms: float) -> None:
+    def record_plain(self, tokens: int, step_ms: float, is_steady: bool = True) -> None:
         self._turn += 1
 
     def record_round(
-        self, k: int, tested: int, accepted: int, cost_ms: float, draft_ms: float | None
+        self,
+        k: int,
+        tested: int,
+        accepted: int,
+        cost_ms: float,
+        draft_ms: float | None,
+        is_steady: bool = True,
     ) -> None:
         self._turn += 1
 
@@ -190,10 +198,12 @@ class RecordedSteps(ScriptedDepth):
         super().__init__([0, 1])
         self.plain_tokens = plain_tokens
         self.step_ms: list[float] = []
+        self.steady: list[bool] = []
 
-    def record_plain(self, tokens: int, step_ms: float) -> None:
-        super().record_plain(tokens, step_ms)
+    def record_plain(self, tokens: int, step_ms: float, is_steady: bool = True) -> None:
+        super().record_plain(tokens, step_ms, is_steady)
         self.step_ms.append(step_ms)
+        self.steady.append(is_steady)
 
 
 @pytest.mark.parametrize(("plain_tokens", "tells_apart"), [(5, True), (3, False)])
@@ -222,6 +232,95 @@ def test_a_plain_step_costs_what_lies_between_two_tokens_within_a_stretch(
     for _ in generator.tokens(plain_tokens + 1):
         taken += 1
     assert (depth.step_ms[0] == pytest.approx(10)) is tells_apart
+    assert depth.steady[0] is tells_apart
+
+
+class RecordedRounds(FixedDepth):
+    """Keeps what rounds cost, and whether that may be taken for the cost of others."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__(k)
+        self.costs: list[tuple[float, bool]] = []
+
+    def record_round(
+        self,
+        k: int,
+        tested: int,
+        accepted: int,
+        cost_ms: float,
+        draft_ms: float | None,
+        is_steady: bool = True,
+    ) -> None:
+        self.costs.append((cost_ms, is_steady))
+
+
+class SlowHost(DraftModel):
+    """The host takes 7 ms before it asks for a draft, and 1 ms to launch it."""
+
+    clock_ms = 0.0
+
+    def plan(self, history: History, k: int, limit: int) -> int:
+        SlowHost.clock_ms += 7
+        return super().plan(history, k, limit)
+
+    def propose(
+        self, history: History, k: int, *, want_distribution: bool, coupled: bool
+    ) -> Proposal:
+        SlowHost.clock_ms += 1
+        return super().propose(history, k, want_distribution=want_distribution, coupled=coupled)
+
+
+def test_a_round_costs_what_lies_between_the_ends_of_two_rounds(models: ModelStore) -> None:
+    """Behind a plain step there is no such end, and it costs what lies behind its plan."""
+    settings, depth = Settings(), RecordedRounds(2)
+    model = models.llama(1)
+    generator = SpeculativeGenerator(
+        settings.cached(model, "target"),
+        SlowHost(settings.cached(model, "draft"), settings.chain(), Randomness(1)),
+        settings.chain(),
+        Randomness(1),
+        depth=depth,
+        clock=lambda: SlowHost.clock_ms / 1e3,
+    )
+    generator.prefill(list(settings.prompt))
+    for _ in generator.tokens(12):
+        pass
+    assert [cost for cost, _ in depth.costs[:3]] == pytest.approx([1, 8, 8])
+    assert all(is_steady for _, is_steady in depth.costs)
+
+
+def test_a_round_behind_one_of_another_drafter_is_not_taken_for_the_cost_of_rounds(
+    models: ModelStore,
+) -> None:
+    """The draft model has to catch up with what lookup proposed; behind its own rounds and plain
+    steps it does not, or the controller knows."""
+    settings, depth = Settings(prompt=(1, 2, 3, 1, 2)), RecordedRounds(2)
+    sources: list[str] = []
+
+    class Watched(LookupFirst):
+        def propose(
+            self, history: History, k: int, *, want_distribution: bool, coupled: bool
+        ) -> Proposal:
+            sources.append(self.name)
+            return super().propose(history, k, want_distribution=want_distribution, coupled=coupled)
+
+    target, draft = models.llama(1), models.llama(2)
+    randomness = Randomness(3)
+    model = DraftModel(settings.cached(draft, "draft"), settings.chain(), randomness)
+    generator = SpeculativeGenerator(
+        settings.cached(target, "target"),
+        Watched(PromptLookup(PromptLookupConfig(), settings.width), model),
+        settings.chain(),
+        randomness,
+        depth=depth,
+    )
+    generator.prefill(list(settings.prompt))
+    for _ in generator.tokens(200):
+        pass
+    pairs = list(pairwise([None, *sources]))
+    expected = [before in (None, now) for before, now in pairs if now == MODEL_DRAFTER]
+    assert not all(expected), "lookup proposed in between"
+    assert [is_steady for _, is_steady in depth.costs] == expected
 
 
 MARKOV_LOGITS = 1.6 * np.random.default_rng(11).standard_normal((5, 5))
@@ -235,16 +334,23 @@ class JumpyCosts(AdaptiveDepth):
         super().__init__()
         self._generator = random.Random(4)
 
-    def record_plain(self, tokens: int, step_ms: float) -> None:
-        super().record_plain(tokens, self._generator.uniform(10, 20))
+    def record_plain(self, tokens: int, step_ms: float, is_steady: bool = True) -> None:
+        super().record_plain(tokens, self._generator.uniform(10, 20), is_steady)
 
     def record_round(
-        self, k: int, tested: int, accepted: int, cost_ms: float, draft_ms: float | None
+        self,
+        k: int,
+        tested: int,
+        accepted: int,
+        cost_ms: float,
+        draft_ms: float | None,
+        is_steady: bool = True,
     ) -> None:
         drafted_ms = k * self._generator.uniform(0.01, 0.5)
         verified_ms = self._generator.uniform(8, 14)
         split = None if draft_ms is None else drafted_ms
-        super().record_round(k, tested, accepted, drafted_ms + verified_ms, split)
+        cost_ms = drafted_ms + verified_ms
+        super().record_round(k, tested, accepted, cost_ms, split, is_steady)
 
 
 @pytest.mark.slow

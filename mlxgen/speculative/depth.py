@@ -52,6 +52,8 @@ _CHANGING_OVER_STEPS = 0.5
 _SHORTEST_PAUSE_TOKENS = 4
 _LONGEST_PAUSE_TOKENS = 1024
 _CHECKED_GAIN = 1.15
+_TIMED_AGAIN_ROUNDS = (16, 64, 256)
+_LONGEST_UNCHECKED_ROUNDS = 512
 _FIRST_CHECK_ROUNDS = 8
 _LAST_CHECK_ROUNDS = 128
 
@@ -70,13 +72,21 @@ class DraftDepth(Protocol):
     def wants_split_costs(self) -> bool:
         """Whether the next round should time its draft apart, at the price of a synchronisation."""
 
-    def record_plain(self, tokens: int, step_ms: float) -> None:
-        """Learn from a stretch of tokens decoded plainly, a step of which takes step_ms."""
+    def record_plain(self, tokens: int, step_ms: float, is_steady: bool = True) -> None:
+        """Learn from a stretch of tokens decoded plainly, a step of which takes step_ms. is_steady:
+        whether that is the time from one step to the next."""
 
     def record_round(
-        self, k: int, tested: int, accepted: int, cost_ms: float, draft_ms: float | None
+        self,
+        k: int,
+        tested: int,
+        accepted: int,
+        cost_ms: float,
+        draft_ms: float | None,
+        is_steady: bool = True,
     ) -> None:
-        """Learn from a round; draft_ms when it was timed apart."""
+        """Learn from a round; draft_ms when it was timed apart. is_steady: whether the tokens
+        before it were the same drafter's, or plain steps."""
 
     def summary(self) -> DepthSummary | None:
         """What was chosen and why, None where nothing was."""
@@ -95,11 +105,17 @@ class FixedDepth:
         """k."""
         return self._k
 
-    def record_plain(self, tokens: int, step_ms: float) -> None:
+    def record_plain(self, tokens: int, step_ms: float, is_steady: bool = True) -> None:
         """Nothing to learn."""
 
     def record_round(
-        self, k: int, tested: int, accepted: int, cost_ms: float, draft_ms: float | None
+        self,
+        k: int,
+        tested: int,
+        accepted: int,
+        cost_ms: float,
+        draft_ms: float | None,
+        is_steady: bool = True,
     ) -> None:
         """Nothing to learn."""
 
@@ -169,8 +185,11 @@ class AdaptiveDepth:
 
     @property
     def wants_split_costs(self) -> bool:
-        """While the cost of a draft step is not trusted."""
-        return not self._draft_step.is_trusted
+        """In the first two rounds, in the first of each probe and a few times later: what is held
+        up only looks dear, and a draft that looks dear rules longer rounds out."""
+        is_probing = self._probe_rounds_left > 0 and self._probe_rounds == 0
+        is_due = not self._draft_step.is_trusted or self._finished_rounds in _TIMED_AGAIN_ROUNDS
+        return is_due or is_probing
 
     def choose(self) -> int:
         """k of the next round."""
@@ -180,11 +199,12 @@ class AdaptiveDepth:
             return self._probe_length() if self._is_calibrated() else 1
         return self._k if self._trial is None else self._trial
 
-    def record_plain(self, tokens: int, step_ms: float) -> None:
+    def record_plain(self, tokens: int, step_ms: float, is_steady: bool = True) -> None:
         """After enough plain tokens it is time to probe."""
         if tokens < 1:
             return
-        self._learn(self._plain, step_ms)
+        if is_steady or self._plain.ms is None:
+            self._learn(self._plain, step_ms)
         self._look_at_costs()
         self._rounds_since_plain = 0
         self._plain_since_probe += tokens
@@ -200,16 +220,22 @@ class AdaptiveDepth:
             self._plain_since_probe = 0
 
     def record_round(
-        self, k: int, tested: int, accepted: int, cost_ms: float, draft_ms: float | None
+        self,
+        k: int,
+        tested: int,
+        accepted: int,
+        cost_ms: float,
+        draft_ms: float | None,
+        is_steady: bool = True,
     ) -> None:
         """Update costs and acceptance, then choose anew.
 
-        A round behind plain steps pays for what the draft has missed, and one that times its draft
-        apart for the wait: neither costs what the rounds of a stretch do.
+        A round behind plain steps or another drafter's pays for what the draft has missed, and one
+        that times its draft apart for the wait: neither costs what the rounds of a stretch do.
         """
         if draft_ms is not None:
-            self._learn(self._draft_step, draft_ms / k)
-        elif self._rounds_since_plain > 0 and not self._is_first_use(k, cost_ms):
+            self._draft_step.add(max(draft_ms, 1e-6) / k / self._pace)
+        elif is_steady and self._rounds_since_plain > 0 and not self._is_first_use(k, cost_ms):
             cost = self._rounds.setdefault(k, Cost(self._finished_rounds))
             self._learn(cost, cost_ms)
             if cost.first_was_dear:
@@ -232,10 +258,11 @@ class AdaptiveDepth:
 
     def _learn(self, cost: Cost, sample_ms: float) -> None:
         """Add a sample as it would have been at the pace of the beginning, and follow the pace. A
-        mean would run away from costs that are not measured: samples stray upwards alone."""
+        mean of the samples, or what is compared with the newest ones alone, would run away from
+        costs that are not measured: samples stray upwards alone."""
         sample_ms = max(sample_ms, 1e-6)
         if cost.tells_pace and cost.ms is not None:
-            self._pace_samples.append(sample_ms / cost.ms)
+            self._pace_samples.append(sample_ms / (cost.first_ms or cost.ms))
             self._pace += _PACE_RATE * (median(self._pace_samples) - self._pace)
         cost.add(sample_ms / self._pace)
 
@@ -259,12 +286,14 @@ class AdaptiveDepth:
         """While drafting: stay, change the length, or stop."""
         best = max(self._candidates(), key=self._rate)
         if self._rate(best) > _SWITCH_GAIN * self._rate(self._k):
-            self._k = best if best > 0 else self._hopeful_length()
+            self._k = best
         if self._k == 0:
+            self._pause_tokens = _SHORTEST_PAUSE_TOKENS
             return
         if self._should_measure_plain():
             self._is_measuring_plain = True
             self._check_rounds = min(4 * self._check_rounds, _LAST_CHECK_ROUNDS)
+            return
         self._rounds_since_trial += 1
         if self._rounds_since_trial >= self._trial_rounds:
             self._trial = self._promising_length()
@@ -298,16 +327,12 @@ class AdaptiveDepth:
 
     def _should_measure_plain(self) -> bool:
         """Once in any case: it was measured at the beginning, when a machine may not be at its
-        usual pace. Then where drafting is so little ahead that a plain step's cost decides."""
+        usual pace. Then where drafting is so little ahead that a plain step's cost decides, and
+        now and then elsewhere."""
         is_first = self._check_rounds == _FIRST_CHECK_ROUNDS
+        is_long_ago = self._rounds_since_plain >= _LONGEST_UNCHECKED_ROUNDS
         decides = is_first or self._rate(self._k) < _CHECKED_GAIN * self._rate(0)
-        return decides and self._rounds_since_plain >= self._check_rounds
-
-    def _hopeful_length(self) -> int:
-        """The length that may still pay of those known, 0 if none may: a few tests can be unlucky
-        and a few rounds slow, and plain decoding learns nothing of either."""
-        best = max((width - 1 for width in self._verifications if width > 1), key=self._hope)
-        return best if self._hope(best) > self._rate(0) else 0
+        return is_long_ago or (decides and self._rounds_since_plain >= self._check_rounds)
 
     def _probe_length(self) -> int:
         """The shortest one that may pay, else the one that is nearest to it."""
@@ -386,7 +411,7 @@ class AdaptiveDepth:
         return known
 
     def _drafting_ms(self, k: int) -> float:
-        return k * (self._draft_step.ms or 0.0)
+        return k * (self._draft_step.least_ms or 0.0)
 
     def summary(self) -> DepthSummary:
         """What `--profile` prints."""

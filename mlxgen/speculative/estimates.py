@@ -26,17 +26,26 @@ _KEPT_TESTS = 2
 class Cost:
     """A cost from its newest samples. The first use of a shape compiles kernels or warms caches, so
     few samples are read as their smallest. since_round: how many rounds there were before it; ms:
-    the median, of fewer than three samples the least, None without any."""
+    the median, of fewer than three samples the least, None without any; first_ms: the median of
+    the first ones, None while they are few."""
 
     def __init__(self, since_round: int = 0) -> None:
         self.since_round = since_round
         self.ms: float | None = None
+        self.first_ms: float | None = None
         self._samples: deque[float] = deque(maxlen=_SAMPLES)
 
     def add(self, sample_ms: float) -> None:
         """Learn from one more sample."""
         self._samples.append(sample_ms)
         self.ms = min(self._samples) if len(self._samples) < 3 else median(self._samples)
+        if self.first_ms is None and len(self._samples) == _SAMPLES:
+            self.first_ms = self.ms
+
+    @property
+    def least_ms(self) -> float | None:
+        """The least sample, None without any."""
+        return min(self._samples, default=None)
 
     @property
     def is_trusted(self) -> bool:

@@ -57,13 +57,15 @@ class Round:
 @dataclass(frozen=True)
 class _Flight:
     """A round that has been dispatched and not been looked at yet. source: who proposed; since_s:
-    when the round before it was over, so that what the host does between them counts too."""
+    when the round before it was over, so that what the host does between them counts too; follows:
+    who proposed that one, None behind a plain step."""
 
     source: str
     proposal: Proposal
     checked: Verification
     logprobs: LogprobRows | None
     since_s: float
+    follows: str | None
     draft_ms: float | None
 
     @property
@@ -128,7 +130,7 @@ class SpeculativeGenerator:
         self._on_round = on_round
         self._clock = clock
         self._history = History([])
-        self._round_over_s: float | None = None
+        self._last_round: tuple[str, float] | None = None
         self.statistics = SpeculativeAcceptanceStats(rule, diagnostics=diagnostics)
         self.finish_reason = FinishReason.LENGTH
 
@@ -202,7 +204,7 @@ class SpeculativeGenerator:
         """Target tokens without proposals, until there is something to propose again."""
         length_before = len(self._history)
         started_s = self._clock()
-        self._round_over_s = None
+        self._last_round = None
         stamps_s: list[float] = []
 
         def nothing_to_propose() -> bool:
@@ -216,9 +218,9 @@ class SpeculativeGenerator:
         # The first step waits for its graph and the last one for nothing. Between two tokens within
         # a stretch there is one step, as throughout plain decoding.
         steps_s = [later - earlier for earlier, later in pairwise(stamps_s[1:])]
-        if not steps_s:
-            steps_s = [(self._clock() - started_s) / max(tokens, 1)]
-        self._depth.record_plain(tokens, 1e3 * median(steps_s))
+        mean_s = (self._clock() - started_s) / max(tokens, 1)
+        step_s = median(steps_s) if steps_s else mean_s
+        self._depth.record_plain(tokens, 1e3 * step_s, is_steady=bool(steps_s))
 
     def _dispatch(self, left: int) -> _Flight | None:
         """Start a round, if there is something to propose: draft and verification as one graph."""
@@ -227,7 +229,7 @@ class SpeculativeGenerator:
             return None
         history, verifier = self._history, self._verifier
         started_s = self._clock()
-        since_s = started_s if self._round_over_s is None else self._round_over_s
+        follows, since_s = self._last_round or (None, started_s)
         proposal = self._drafter.propose(
             history,
             k,
@@ -247,6 +249,7 @@ class SpeculativeGenerator:
             checked=verifier.verify(logits, history, proposal),
             logprobs=LogprobRows(logits, self._logprobs) if self._logprobs else None,
             since_s=since_s,
+            follows=follows,
             draft_ms=draft_ms,
         )
         mx.async_eval(*flight.arrays)
@@ -255,8 +258,9 @@ class SpeculativeGenerator:
     def _settle(self, flight: _Flight) -> list[Token]:
         """Wait for a round, count it, and commit what was accepted and the token after it."""
         mx.eval(*flight.arrays)
-        self._round_over_s = self._clock()
-        cost_ms = 1e3 * (self._round_over_s - flight.since_s)
+        over_s = self._clock()
+        cost_ms = 1e3 * (over_s - flight.since_s)
+        self._last_round = flight.source, over_s
         checked, verdict, logprobs = flight.checked, flight.checked.verdict, flight.logprobs
         self._require_usable("draft", *flight.proposal.tops)
         self._require_usable("target", checked.tops)
@@ -282,7 +286,10 @@ class SpeculativeGenerator:
         )
         self._drafter.record(proposed, accepted)
         if flight.source == MODEL_DRAFTER:
-            self._depth.record_round(len(ids), tested, accepted, cost_ms, flight.draft_ms)
+            is_steady = flight.follows in (None, flight.source)
+            self._depth.record_round(
+                len(ids), tested, accepted, cost_ms, flight.draft_ms, is_steady
+            )
         self._log_outcomes(tested, accepted, fell_back)
         self._commit(proposed, accepted, emitted)
         return [
