@@ -395,10 +395,10 @@ def test_plain_steps_are_measured_now_and_then_where_drafting_is_little_ahead(
             measured += 1
             continue
         rounds += 1
-        accepted = int(generator.random() < 0.65)
+        accepted = int(generator.random() < 0.7)
         split = 11.0 * k if depth.wants_split_costs else None
         depth.record_round(k, 1, accepted, 92.0 + 40.0 * (k - 1), split)
-    assert (measured >= 4) is checks
+    assert (measured >= 5) is checks
 
 
 class BelievesFirstCosts(AdaptiveDepth):
