@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -17,6 +17,7 @@ from mlxgen.speculative.depth import (
     AdaptiveDepth,
     DraftDepth,
     FixedDepth,
+    TimedRound,
 )
 from mlxgen.speculative.estimates import Cost
 
@@ -84,7 +85,7 @@ def tokens_per_ms(regime: Regime, depth: DraftDepth, seed: int, tokens: int = TO
         elapsed += cost_ms
         emitted += accepted + 1
         split = draft_ms if depth.wants_split_costs else None
-        depth.record_round(k, min(accepted + 1, k), accepted, cost_ms, split)
+        depth.record_round(TimedRound(k, min(accepted + 1, k), accepted, cost_ms, split))
     return emitted / elapsed
 
 
@@ -177,7 +178,7 @@ def rate_where_first_uses_cost(depth: DraftDepth, extra_ms: float, seed: int) ->
         used.add(k)
         elapsed, emitted = elapsed + cost_ms, emitted + accepted + 1
         split = 0.5 * k if depth.wants_split_costs else None
-        depth.record_round(k, min(accepted + 1, k), accepted, cost_ms, split)
+        depth.record_round(TimedRound(k, min(accepted + 1, k), accepted, cost_ms, split))
     return emitted / elapsed
 
 
@@ -206,7 +207,7 @@ def test_it_climbs_no_further_than_the_costs_it_knows() -> None:
             continue
         tried.append(k)
         split = k * regime.draft if depth.wants_split_costs else None
-        depth.record_round(k, k, k, k * regime.draft + regime.verify(k + 1), split)
+        depth.record_round(TimedRound(k, k, k, k * regime.draft + regime.verify(k + 1), split))
     assert max(tried[:6]) == 2 and tried.count(2) <= 2
 
 
@@ -232,7 +233,7 @@ def test_rounds_that_are_held_up_now_and_then_do_not_make_the_machine_look_slow(
         for _ in range(400):
             held_up = 1.5 if generator.random() < 0.1 else 1.0
             split = 1.0 if depth.wants_split_costs else None
-            depth.record_round(1, 1, 1, held_up * generator.uniform(11.4, 12.6), split)
+            depth.record_round(TimedRound(1, 1, 1, held_up * generator.uniform(11.4, 12.6), split))
         plain_ms = depth.summary().plain_ms
         assert plain_ms is not None
         strays.append(plain_ms / 10.0 - 1)
@@ -255,7 +256,7 @@ def test_the_pace_stays_where_it_is_in_long_runs(kind: type[AdaptiveDepth]) -> N
     for _ in range(10_000):
         held_up = 2.718 ** abs(generator.gauss(0, 0.2))
         split = 1.0 if depth.wants_split_costs else None
-        depth.record_round(1, 1, 1, 12.0 * held_up, split)
+        depth.record_round(TimedRound(1, 1, 1, 12.0 * held_up, split))
     plain_ms = depth.summary().plain_ms
     assert plain_ms is not None
     assert (abs(plain_ms / 10.0 - 1) < 0.2) is (kind is AdaptiveDepth)
@@ -265,8 +266,8 @@ def test_the_pace_stays_where_it_is_in_long_runs(kind: type[AdaptiveDepth]) -> N
 def test_a_draft_that_was_held_up_at_first_gets_longer_rounds_in_the_end(
     times_again: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first two rounds take twice as long, so that a draft step looks as dear as a third of a
-    plain one."""
+    """The draft steps of the first two rounds take six times as long, so that one looks as dear as
+    a third of a plain step."""
     if not times_again:
         monkeypatch.setattr("mlxgen.speculative.depth._TIMED_AGAIN_ROUNDS", ())
     chosen = []
@@ -286,7 +287,9 @@ def test_a_draft_that_was_held_up_at_first_gets_longer_rounds_in_the_end(
             emitted += accepted + 1
             draft_ms = slow * 0.5 * k
             split = draft_ms if depth.wants_split_costs else None
-            depth.record_round(k, min(accepted + 1, k), accepted, draft_ms + 15.0, split)
+            depth.record_round(
+                TimedRound(k, min(accepted + 1, k), accepted, draft_ms + 15.0, split)
+            )
         chosen.append(max(depth.summary().rounds_by_k.items(), key=lambda item: item[1])[0])
     assert (min(chosen) >= 5) is times_again, chosen
 
@@ -315,25 +318,17 @@ def test_a_machine_that_slows_down_and_recovers_changes_no_decision(
         draft_ms = pace * 11 * k
         cost_ms = draft_ms + pace * (50 + 26 * (k - 1))
         split = draft_ms if depth.wants_split_costs else None
-        depth.record_round(k, min(accepted + 1, k), accepted, cost_ms, split)
+        depth.record_round(TimedRound(k, min(accepted + 1, k), accepted, cost_ms, split))
     assert (others <= 10) is follows
 
 
 class CountsEveryRound(AdaptiveDepth):
     """Wrong: takes the cost of a round as it comes."""
 
-    def record_round(
-        self,
-        k: int,
-        tested: int,
-        accepted: int,
-        cost_ms: float,
-        draft_ms: float | None,
-        is_steady: bool = True,
-    ) -> None:
-        if draft_ms is not None or self._rounds_since_plain == 0:
-            self._learn(self._rounds.setdefault(k, Cost()), cost_ms)
-        super().record_round(k, tested, accepted, cost_ms, draft_ms, is_steady)
+    def record_round(self, timed: TimedRound) -> None:
+        if timed.draft_ms is not None or self._rounds_since_plain == 0:
+            self._learn(self._rounds.setdefault(timed.k, Cost()), timed.cost_ms)
+        super().record_round(timed)
 
 
 @pytest.mark.parametrize("kind", [AdaptiveDepth, CountsEveryRound])
@@ -354,7 +349,7 @@ def test_rounds_that_wait_for_something_do_not_count_as_the_cost_of_rounds(
         waits = is_behind_plain or split is not None
         is_behind_plain = False
         emitted += 1
-        depth.record_round(k, 1, 0, (2 if waits else 1) * (55.0 + 15.0 * k), split)
+        depth.record_round(TimedRound(k, 1, 0, (2 if waits else 1) * (55.0 + 15.0 * k), split))
     believed_ms = depth.summary().verify_ms[2]
     assert (believed_ms == pytest.approx(70 - 11)) is (kind is AdaptiveDepth)
 
@@ -376,7 +371,7 @@ def test_plain_steps_that_were_slow_at_first_are_measured_again(
             depth.record_plain(depth.plain_tokens, plain_ms)
         else:
             split = 11.0 * k if depth.wants_split_costs else None
-            depth.record_round(k, 1, 0, 58.0 + 11 * k, split)
+            depth.record_round(TimedRound(k, 1, 0, 58.0 + 11 * k, split))
     assert (plain_tokens > 200) is checks
 
 
@@ -397,26 +392,18 @@ def test_plain_steps_are_measured_now_and_then_where_drafting_is_little_ahead(
         rounds += 1
         accepted = int(generator.random() < 0.7)
         split = 11.0 * k if depth.wants_split_costs else None
-        depth.record_round(k, 1, accepted, 92.0 + 40.0 * (k - 1), split)
+        depth.record_round(TimedRound(k, 1, accepted, 92.0 + 40.0 * (k - 1), split))
     assert (measured >= 5) is checks
 
 
 class BelievesFirstCosts(AdaptiveDepth):
     """Wrong: takes the cost of the first rounds for what rounds will go on costing."""
 
-    def record_round(
-        self,
-        k: int,
-        tested: int,
-        accepted: int,
-        cost_ms: float,
-        draft_ms: float | None,
-        is_steady: bool = True,
-    ) -> None:
-        known = self._rounds.get(k)
+    def record_round(self, timed: TimedRound) -> None:
+        known = self._rounds.get(timed.k)
         if known is not None and known.is_trusted and known.ms is not None:
-            cost_ms = known.ms
-        super().record_round(k, tested, accepted, cost_ms, draft_ms, is_steady)
+            timed = replace(timed, cost_ms=known.ms)
+        super().record_round(timed)
 
 
 @pytest.mark.parametrize("kind", [AdaptiveDepth, BelievesFirstCosts])
@@ -442,7 +429,7 @@ def test_a_cold_start_does_not_rule_out_drafting(kind: type[AdaptiveDepth]) -> N
             split = 8.0 * k if depth.wants_split_costs else None
             slow = 1.5 if rounds < 6 else 1.0
             tested = min(accepted + 1, k)
-            depth.record_round(k, tested, accepted, slow * (18.0 + 40.0 * k), split)
+            depth.record_round(TimedRound(k, tested, accepted, slow * (18.0 + 40.0 * k), split))
         drafted.append(late_drafted)
     assert (sum(drafted) / len(drafted) > 350) is (kind is AdaptiveDepth), drafted
 
@@ -464,7 +451,7 @@ def test_a_length_ruled_out_by_one_slow_round_gets_a_second_look(
         slow = 1.9 if k == 2 and not tried else 1.0
         tried += k == 2
         split = 1.0 * k if depth.wants_split_costs else None
-        depth.record_round(k, k, k, slow * (11.0 + k), split)
+        depth.record_round(TimedRound(k, k, k, slow * (11.0 + k), split))
     assert (depth.choose() > 2) is looks_again
 
 
@@ -482,7 +469,7 @@ def test_decisions_depend_on_past_rounds_alone() -> None:
             continue
         accepted = generator.randint(0, k)
         for depth in (first, second):
-            depth.record_round(k, min(accepted + 1, k), accepted, 12.0 + k, 1.0 * k)
+            depth.record_round(TimedRound(k, min(accepted + 1, k), accepted, 12.0 + k, 1.0 * k))
 
 
 def test_a_first_use_that_takes_seconds_does_not_rule_out_drafting() -> None:
@@ -501,7 +488,7 @@ def test_a_first_use_that_takes_seconds_does_not_rule_out_drafting() -> None:
         seen.add(k)
         draft_ms = k * regime.draft
         split = draft_ms if depth.wants_split_costs else None
-        depth.record_round(k, k, k, draft_ms + verify_ms, split)
+        depth.record_round(TimedRound(k, k, k, draft_ms + verify_ms, split))
         rounds += 1
     assert depth.choose() >= 4
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -20,7 +21,7 @@ from mlxgen.drafters.prompt_lookup import LookupGovernor, PromptLookup, find_con
 from mlxgen.drafters.proposal import MODEL_DRAFTER, Drafter, Proposal
 from mlxgen.sampling.history import History
 from mlxgen.sampling.randomness import Randomness
-from mlxgen.speculative.depth import AdaptiveDepth, DraftDepth, FixedDepth
+from mlxgen.speculative.depth import AdaptiveDepth, DraftDepth, FixedDepth, TimedRound
 from mlxgen.speculative.loop import SpeculativeGenerator
 from tests.fixtures.runs import ModelStore, Settings
 from tests.fixtures.statistics import softmax, transitions_follow
@@ -44,15 +45,7 @@ class ScriptedDepth:
     def record_plain(self, tokens: int, step_ms: float, is_steady: bool = True) -> None:
         self._turn += 1
 
-    def record_round(
-        self,
-        k: int,
-        tested: int,
-        accepted: int,
-        cost_ms: float,
-        draft_ms: float | None,
-        is_steady: bool = True,
-    ) -> None:
+    def record_round(self, timed: TimedRound) -> None:
         self._turn += 1
 
     def summary(self) -> None:
@@ -242,16 +235,8 @@ class RecordedRounds(FixedDepth):
         super().__init__(k)
         self.costs: list[tuple[float, bool]] = []
 
-    def record_round(
-        self,
-        k: int,
-        tested: int,
-        accepted: int,
-        cost_ms: float,
-        draft_ms: float | None,
-        is_steady: bool = True,
-    ) -> None:
-        self.costs.append((cost_ms, is_steady))
+    def record_round(self, timed: TimedRound) -> None:
+        self.costs.append((timed.cost_ms, timed.is_steady))
 
 
 class SlowHost(DraftModel):
@@ -337,20 +322,11 @@ class JumpyCosts(AdaptiveDepth):
     def record_plain(self, tokens: int, step_ms: float, is_steady: bool = True) -> None:
         super().record_plain(tokens, self._generator.uniform(10, 20), is_steady)
 
-    def record_round(
-        self,
-        k: int,
-        tested: int,
-        accepted: int,
-        cost_ms: float,
-        draft_ms: float | None,
-        is_steady: bool = True,
-    ) -> None:
-        drafted_ms = k * self._generator.uniform(0.01, 0.5)
+    def record_round(self, timed: TimedRound) -> None:
+        drafted_ms = timed.k * self._generator.uniform(0.01, 0.5)
         verified_ms = self._generator.uniform(8, 14)
-        split = None if draft_ms is None else drafted_ms
-        cost_ms = drafted_ms + verified_ms
-        super().record_round(k, tested, accepted, cost_ms, split, is_steady)
+        split = None if timed.draft_ms is None else drafted_ms
+        super().record_round(replace(timed, cost_ms=drafted_ms + verified_ms, draft_ms=split))
 
 
 @pytest.mark.slow

@@ -58,6 +58,19 @@ _FIRST_CHECK_ROUNDS = 8
 _LAST_CHECK_ROUNDS = 128
 
 
+@dataclass(frozen=True)
+class TimedRound:
+    """A finished round and what it took. draft_ms: its draft's part, where that was timed apart;
+    is_steady: whether the tokens before it were the same drafter's, or plain steps."""
+
+    k: int
+    tested: int
+    accepted: int
+    cost_ms: float
+    draft_ms: float | None
+    is_steady: bool = True
+
+
 class DraftDepth(Protocol):
     """Chooses k for each round. Costs are in milliseconds."""
 
@@ -76,17 +89,8 @@ class DraftDepth(Protocol):
         """Learn from a stretch of tokens decoded plainly, a step of which takes step_ms. is_steady:
         whether that is the time from one step to the next."""
 
-    def record_round(
-        self,
-        k: int,
-        tested: int,
-        accepted: int,
-        cost_ms: float,
-        draft_ms: float | None,
-        is_steady: bool = True,
-    ) -> None:
-        """Learn from a round; draft_ms when it was timed apart. is_steady: whether the tokens
-        before it were the same drafter's, or plain steps."""
+    def record_round(self, timed: TimedRound) -> None:
+        """Learn from a round."""
 
     def summary(self) -> DepthSummary | None:
         """What was chosen and why, None where nothing was."""
@@ -108,15 +112,7 @@ class FixedDepth:
     def record_plain(self, tokens: int, step_ms: float, is_steady: bool = True) -> None:
         """Nothing to learn."""
 
-    def record_round(
-        self,
-        k: int,
-        tested: int,
-        accepted: int,
-        cost_ms: float,
-        draft_ms: float | None,
-        is_steady: bool = True,
-    ) -> None:
+    def record_round(self, timed: TimedRound) -> None:
         """Nothing to learn."""
 
     def summary(self) -> None:
@@ -219,23 +215,17 @@ class AdaptiveDepth:
         if is_due:
             self._plain_since_probe = 0
 
-    def record_round(
-        self,
-        k: int,
-        tested: int,
-        accepted: int,
-        cost_ms: float,
-        draft_ms: float | None,
-        is_steady: bool = True,
-    ) -> None:
+    def record_round(self, timed: TimedRound) -> None:
         """Update costs and acceptance, then choose anew.
 
         A round behind plain steps or another drafter's pays for what the draft has missed, and one
         that times its draft apart for the wait: neither costs what the rounds of a stretch do.
         """
-        if draft_ms is not None:
-            self._draft_step.add(max(draft_ms, 1e-6) / k / self._pace)
-        elif is_steady and self._rounds_since_plain > 0 and not self._is_first_use(k, cost_ms):
+        k, cost_ms = timed.k, timed.cost_ms
+        is_behind_its_like = timed.is_steady and self._rounds_since_plain > 0
+        if timed.draft_ms is not None:
+            self._draft_step.add(max(timed.draft_ms, 1e-6) / k / self._pace)
+        elif is_behind_its_like and not self._is_first_use(k, cost_ms):
             cost = self._rounds.setdefault(k, Cost(self._finished_rounds))
             self._learn(cost, cost_ms)
             if cost.first_was_dear:
@@ -243,17 +233,17 @@ class AdaptiveDepth:
         self._trial = None
         self._rounds_by_k[k] = self._rounds_by_k.get(k, 0) + 1
         self._rounds_since_plain += 1
-        for position in range(tested):
+        for position in range(timed.tested):
             if position == len(self._acceptance):
                 self._acceptance.append(Acceptance(self._acceptance_at(position)))
-            self._acceptance[position].learn(position < accepted)
+            self._acceptance[position].learn(position < timed.accepted)
         self._look_at_costs()
         if self._probe_rounds_left == 0:
             self._decide()
             return
         # What compiling took is not lost again.
         usual_ms = min(cost_ms / self._pace, _FIRST_USE_EXCESS * self._round_ms(k))
-        self._probe_loss_steps += usual_ms / self._round_ms(0) - (accepted + 1)
+        self._probe_loss_steps += usual_ms / self._round_ms(0) - (timed.accepted + 1)
         self._decide_on_probe()
 
     def _learn(self, cost: Cost, sample_ms: float) -> None:

@@ -38,7 +38,7 @@ class Cost:
     def add(self, sample_ms: float) -> None:
         """Learn from one more sample."""
         self._samples.append(sample_ms)
-        self.ms = min(self._samples) if len(self._samples) < 3 else median(self._samples)
+        self.ms = self.least_ms if len(self._samples) < 3 else median(self._samples)
         if self.first_ms is None and len(self._samples) == _SAMPLES:
             self.first_ms = self.ms
 
@@ -67,8 +67,8 @@ class Cost:
     def hoped_ms(self) -> float:
         """The least sample until there are many; less than that while there are very few."""
         count = len(self._samples)
-        if count == _SAMPLES:
-            return median(self._samples)
+        if count == _SAMPLES and self.ms is not None:
+            return self.ms
         missing = max(_HOPEFUL_SAMPLES - count, 0) / (_HOPEFUL_SAMPLES - 1)
         return (1 - _UNSURE_SHARE * missing) * min(self._samples)
 

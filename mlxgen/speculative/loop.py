@@ -29,7 +29,7 @@ from mlxgen.errors import NonFiniteError
 from mlxgen.sampling.chain import SamplerChain, rows_are_usable
 from mlxgen.sampling.history import History
 from mlxgen.sampling.randomness import Randomness
-from mlxgen.speculative.depth import DepthSummary, DraftDepth, FixedDepth
+from mlxgen.speculative.depth import DepthSummary, DraftDepth, FixedDepth, TimedRound
 from mlxgen.speculative.selection import acceptance_rule
 from mlxgen.speculative.statistics import SpeculativeAcceptanceStats
 from mlxgen.speculative.verification import Verification, Verifier
@@ -288,7 +288,7 @@ class SpeculativeGenerator:
         if flight.source == MODEL_DRAFTER:
             is_steady = flight.follows in (None, flight.source)
             self._depth.record_round(
-                len(ids), tested, accepted, cost_ms, flight.draft_ms, is_steady
+                TimedRound(len(ids), tested, accepted, cost_ms, flight.draft_ms, is_steady)
             )
         self._log_outcomes(tested, accepted, fell_back)
         self._commit(proposed, accepted, emitted)
